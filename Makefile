@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check tables overhead clean
+
+demo: $(STAMP)  ## Learn the embedded digits with three methods; a table and pictures
+	$(BIN)/protocore demo
+
+test: $(STAMP) check  ## Lint, types, import contracts, then every test
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2
+
+check: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+tables: $(STAMP)  ## Write the tables of README.md and docs/ from the stored results
+	$(BIN)/python benchmarks/tables.py
+
+overhead: $(STAMP)  ## Our loop's images per second against a bare PyTorch loop
+	$(BIN)/python benchmarks/overhead.py
+
+# pip compiles byte code as it installs, which halves the time of `import torch` later on
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) runs

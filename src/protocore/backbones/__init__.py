@@ -1,0 +1,79 @@
+"""Feature extractors, growing heads, and the table of what can be built by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from protocore.backbones.base import Backbone, ImageShape
+from protocore.backbones.convnet import ConvNet
+from protocore.backbones.head import GrowingHead
+from protocore.backbones.mlp import MLP
+from protocore.backbones.network import Network
+from protocore.backbones.resnet import ResNet
+from protocore.errors import UserError
+
+__all__ = ["BACKBONES", "Backbone", "BackboneInfo", "GrowingHead", "ImageShape", "Network", "build_network"]
+
+LARGEST_CIFAR_STEM = 64  # pixels; the literature keeps the 3x3 stem for TinyImageNet, the 7x7 one for ImageNet
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """How a backbone is built from image shape, width and norm (None: its own default), and what it is."""
+
+    build: Callable[[ImageShape, int | None, str | None], Backbone]
+    description: str
+
+
+def _convnet(shape: ImageShape, width: int | None, norm: str | None) -> Backbone:
+    return ConvNet(shape, width=48 if width is None else width, norm=norm or "group")
+
+
+def _mlp(shape: ImageShape, width: int | None, norm: str | None) -> Backbone:
+    if norm is not None:
+        raise UserError(f"norm: the mlp has no normalisation layers, got {norm!r}; leave it out")
+    return MLP(shape, width=100 if width is None else width)
+
+
+def _resnet(depth: int) -> Callable[[ImageShape, int | None, str | None], Backbone]:
+    def build(shape: ImageShape, width: int | None, norm: str | None) -> Backbone:
+        stem = "cifar" if max(shape[1:]) <= LARGEST_CIFAR_STEM else "imagenet"
+        width = 64 if width is None else width
+        return ResNet(depth, channels=shape[0], stem=stem, width=width, norm=norm or "batch")
+
+    return build
+
+
+BACKBONES: dict[str, BackboneInfo] = {
+    "convnet": BackboneInfo(_convnet, "three 3x3 convolutions and a linear layer to 256 features, for CPUs"),
+    "resnet18": BackboneInfo(_resnet(18), "ResNet-18; width 64 is the standard, 20 the slim one"),
+    "resnet50": BackboneInfo(_resnet(50), "ResNet-50; 7x7 stem for images above 64 pixels"),
+    "mlp": BackboneInfo(_mlp, "two hidden layers of 100 units, for MNIST"),
+}
+
+
+def build_network(
+    name: str,
+    image_shape: ImageShape,
+    *,
+    width: int | None = None,
+    norm: str | None = None,
+    head: str = "linear",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Network:
+    """A fresh network without classes, drawn from torch's global generator.
+
+    `width` is the filters of the first convolution (the hidden units of the mlp), `norm` "batch" or "group";
+    `mean` and `std`, one value a channel, normalise images in [0, 1] (left out: no normalisation).
+    """
+    if name not in BACKBONES:
+        raise UserError(f"backbone: {name!r} is not known; choose one of {', '.join(BACKBONES)}")
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise UserError(f"image shape: {image_shape} is not (channels, height, width)")
+    if width is not None and width < 2:
+        raise UserError(f"width: {width} is too small; give 2 filters or more")
+    return Network(
+        BACKBONES[name].build(image_shape, width, norm), image_shape, head=head, mean=mean, std=std
+    )

@@ -1,0 +1,50 @@
+"""What all feature extractors share: a chain of stages, and the choice of normalisation."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from protocore.errors import UserError
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+
+NORMS = ("batch", "group")
+MAX_GROUPS = 8
+
+
+class Backbone(nn.Module):
+    """Images (N, C, H, W) to features (N, dim): `stages` in a row, the last of them giving the features."""
+
+    def __init__(self, stages: nn.Sequential, dim: int) -> None:
+        super().__init__()
+        self.stages = stages
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stages(x)
+
+    def layers(self, x: Tensor) -> list[Tensor]:
+        """The output of every stage; the last one is what `forward` gives."""
+        outputs = []
+        for stage in self.stages:
+            x = stage(x)
+            outputs.append(x)
+        return outputs
+
+
+def group_count(channels: int) -> int:
+    """The most groups, at most MAX_GROUPS, that divide the channels.
+
+    A group has two channels or more: alone on a map of 1x1 a channel would be normalised to zero.
+    """
+    most = max(1, min(MAX_GROUPS, channels // 2))
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+
+
+def norm_layer(norm: str, channels: int) -> nn.Module:
+    """Batch norm, or group norm, whose output for a sample does not depend on the rest of its batch."""
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    if norm == "group":
+        return nn.GroupNorm(group_count(channels), channels)
+    raise UserError(f"norm: {norm!r} is not known; choose one of {', '.join(NORMS)}")

@@ -1,0 +1,233 @@
+"""The words of the user: every setting of a run, its help text, and where its value came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protocore.errors import UserError
+
+T = TypeVar("T")
+
+
+def option(default: Any, help: str, *, group: str = "method", choices: Iterable[str] = ()) -> Any:
+    """A dataclass field that the command line shows as a flag with this help text."""
+    return field(default=default, metadata={"help": help, "group": group, "choices": tuple(choices)})
+
+
+def parse_bytes(text: str | int) -> int:
+    """`64KB`, `1.5 MB`, `2MiB` or a bare number of bytes. KB is 1,000 bytes, KiB 1,024."""
+    if isinstance(text, int):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?\s*", str(text), re.IGNORECASE)
+        if not match:
+            raise UserError(f"--budget {text!r} is not a size; write for example 4096, 64KB, 1.5MB or 2MiB")
+        unit = (match[2] or "B").lower()
+        scale = 1024 if "i" in unit else 1000
+        size = int(float(match[1]) * scale ** "bkmg".index(unit[0]))
+    if size <= 0:
+        raise UserError(f"--budget {text!r} must be more than 0 bytes")
+    return size
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as people read them, in the units that `parse_bytes` takes."""
+    for unit in ("B", "KB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.2f} GB"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the outcome of a run, apart from the method's own options."""
+
+    method: str = option("protocore", "which method learns; see `protocore list methods`", group="run")
+    benchmark: str = option("digits", "which stream it learns; see `protocore list benchmarks`", group="run")
+    preset: str = option(
+        "default", "bundle of settings", group="run", choices=("default", "cpu", "paper")
+    )
+    seed: int = option(0, "drives everything random: network, batches, augmentation, memory", group="run")
+
+    data_root: str | None = option(None, "folder of the data sets (else PROTOCORE_DATA)", group="data")
+    class_order: str = option(
+        "natural", "order of the classes: natural, 1993 (numpy's legacy seed, as PyCIL), or any other number",
+        group="data",
+    )
+    classes_per_task: int | None = option(None, "classes that each task brings", group="data")
+    images_per_class: int | None = option(None, "use only the first N training images of a class", group="data")
+    image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data")
+    augment: str = option(
+        "none", "comma list of cropN (shift by up to N pixels), flip, rrc (random resized crop), or none",
+        group="data",
+    )
+    online: bool = option(False, "one pass over the stream in small batches; no task identity", group="data")
+    online_window: int = option(500, "online: samples between two visits of the method's end-of-task work",
+                                group="data")
+    blurry: int = option(0, "percent of each class's samples that come with the tasks of other classes",
+                         group="data")
+
+    spc: int | None = option(None, "exemplars kept per class", group="memory")
+    capacity: int | None = option(None, "exemplars kept in all", group="memory")
+    budget: int | None = option(None, "bytes for everything that is kept, e.g. 256KB", group="memory")
+    codec: str = option("pixels", "how exemplars are stored", group="memory")
+
+    backbone: str = option("convnet", "feature extractor; see `protocore list backbones`", group="network")
+    width: int | None = option(None, "filters of the first stage (each backbone has its own default)",
+                               group="network")
+    norm: str | None = option(None, "normalisation layers", group="network", choices=("batch", "group"))
+    head: str = option("linear", "classifier", group="network", choices=("linear", "cosine"))
+
+    optimizer: str = option("adam", "optimiser, made anew for each task", group="training",
+                            choices=("adam", "adamw", "sgd"))
+    lr: float = option(1e-3, "learning rate", group="training")
+    momentum: float = option(0.0, "momentum of sgd", group="training")
+    weight_decay: float = option(0.0, "weight decay", group="training")
+    schedule: str = option("constant", "constant, cosine, or steps:E1,E2 (times 0.1 after these epochs)",
+                           group="training")
+    epochs: int = option(6, "passes over each task", group="training")
+    steps: int | None = option(None, "training steps a task, instead of --epochs", group="training")
+    batch: int = option(64, "current images in a batch", group="training")
+    replay_batch: int = option(64, "replayed images in a batch", group="training")
+    label_smoothing: float = option(0.0, "label smoothing of plain cross entropies", group="training")
+
+    device: str = option("auto", "auto, cpu, cuda or mps", group="machine")
+    precision: str = option("auto", "auto: bfloat16 where the device has units for it", group="machine",
+                            choices=("auto", "float32", "bfloat16"))
+    memory_format: str = option("auto", "layout of image tensors", group="machine",
+                                choices=("auto", "contiguous", "channels_last"))
+    threads: int | None = option(None, "processor threads (default: OMP_NUM_THREADS, else every core)",
+                                 group="machine")
+
+    def __post_init__(self) -> None:
+        at_least = {"epochs": 1, "batch": 1, "replay_batch": 0, "online_window": 1, "blurry": 0, "seed": 0,
+                    "classes_per_task": 1, "images_per_class": 1, "image_size": 4, "spc": 1, "capacity": 1,
+                    "steps": 1, "threads": 1, "width": 1}
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{flag(name)} {value} must be at least {least}")
+        if self.blurry > 90:
+            raise UserError(f"--blurry {self.blurry} leaves a task almost none of its own classes; give 0 to 90")
+        if not self.lr > 0:
+            raise UserError(f"--lr {self.lr} must be more than 0")
+        if self.online and self.steps:
+            raise UserError("--online sees each sample once, so --steps has no meaning; leave one of them out")
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def kind_of(cls: type, name: str) -> tuple[type, bool]:
+    """The plain type of a field and whether None is allowed."""
+    hint = typing.get_type_hints(cls)[name]
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        members = [m for m in typing.get_args(hint) if m is not type(None)]
+        return members[0], True
+    return hint, False
+
+
+def convert(cls: type, name: str, value: Any) -> Any:
+    """A value from a flag, a file or Python as the field's type, or an error that names the flag."""
+    kind, optional = kind_of(cls, name)
+    choices = {f.name: f for f in dataclasses.fields(cls)}[name].metadata.get("choices", ())
+    if value is None or (optional and isinstance(value, str) and value.lower() == "none"):
+        if optional:
+            return None
+        raise UserError(f"{flag(name)} needs a value")
+    if name == "budget":
+        return parse_bytes(value)
+    if kind is bool:
+        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in words:
+            return words[str(value).lower()]
+        raise UserError(f"{flag(name)} {value!r} is neither true nor false")
+    try:
+        if kind is int and not isinstance(value, int) and int(str(value)) != float(str(value)):
+            raise ValueError
+        result = kind(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{flag(name)} {value!r} is not {'a whole number' if kind is int else 'a number'}") from None
+    if isinstance(result, float) and result != result:
+        raise UserError(f"{flag(name)} {value!r} is not a number")
+    if choices and result not in choices:
+        raise UserError(f"{flag(name)} {value!r}: choose one of {', '.join(choices)}")
+    return result
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings and method options with the source of every value."""
+
+    settings: Settings
+    options: Any
+    sources: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            "options": dataclasses.asdict(self.options),
+            "sources": self.sources,
+        }
+
+
+SIZES = ("spc", "capacity", "budget")
+
+
+def resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], options_cls: type) -> Resolved:
+    """Later layers win. Each layer is its source's name and a flat mapping of settings and options."""
+    known = {f.name: Settings for f in dataclasses.fields(Settings)}
+    known.update({f.name: options_cls for f in dataclasses.fields(options_cls)})
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = dict.fromkeys(known, "default")
+    for source, layer in layers:
+        given = {key.replace("-", "_"): value for key, value in layer.items()}
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {flag(near[0])}?" if near else ""
+                raise UserError(f"unknown setting {flag(key)} (from {source}){hint}")
+        # One way of saying how much is kept replaces another that an earlier layer chose.
+        if any(given.get(name) is not None for name in SIZES):
+            for name in SIZES:
+                values.pop(name, None)
+                sources[name] = "default"
+        for key, value in given.items():
+            values[key] = convert(known[key], key, value)
+            sources[key] = source
+    settings = Settings(**{k: v for k, v in values.items() if known[k] is Settings})
+    options = options_cls(**{k: v for k, v in values.items() if known[k] is options_cls})
+    return Resolved(settings, options, sources)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A flat YAML or TOML file of settings."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: cannot be read ({error})") from None
+    try:
+        if path.suffix == ".toml":
+            table = tomllib.loads(text)
+        else:
+            import yaml
+
+            table = yaml.safe_load(text) or {}
+    except Exception as error:  # each parser has its own error classes; all mean the same to the user
+        raise UserError(f"--config {path}: not valid {path.suffix or 'YAML'} ({error})") from None
+    if not isinstance(table, dict):
+        raise UserError(f"--config {path}: expected `setting: value` lines, met a {type(table).__name__}")
+    return {str(key): value for key, value in table.items()}

@@ -1,0 +1,197 @@
+"""A stream of sealed tasks: a task is opened, learned, closed; after that every read of it raises."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocore.data.images import ArrayImages, Images, ImageSet
+from protocore.data.orders import class_order
+from protocore.errors import SealError, UserError
+
+_IN_MEMORY = 1 << 30  # bytes: a task up to this size is read once and kept as uint8 while it is open
+
+
+class Task:
+    """The training data of one task. `take` gives copies only; after `close` it raises `SealError`."""
+
+    def __init__(self, images: Images, labels: np.ndarray, rows: np.ndarray | None = None,
+                 index: int | None = None) -> None:
+        self.index = index  # None where the method must not know which task this is
+        self.image_shape = images.shape
+        self._images: Images | None = images
+        self._rows = np.arange(len(labels)) if rows is None else rows
+        self._labels: Tensor | None = torch.from_numpy(np.asarray(labels, dtype=np.int64)[self._rows])
+        self._pixels: Tensor | None = None
+        self._lent: dict[int, weakref.ref[Tensor]] = {}
+        self.classes: tuple[int, ...] = tuple(self._labels.unique().tolist())
+        self._length = len(self._rows)
+
+    @classmethod
+    def from_arrays(cls, images: np.ndarray | Tensor, labels: Sequence[int] | np.ndarray | Tensor) -> Task:
+        """A task from uint8 images (N, C, H, W) and whole-number labels."""
+        array, y = np.asarray(images), np.asarray(labels)
+        if array.ndim != 4 or array.dtype != np.uint8:
+            raise UserError(f"images must be uint8 of shape (N, C, H, W); met {array.dtype} {array.shape}")
+        if y.shape != (len(array),) or not np.issubdtype(y.dtype, np.integer):
+            raise UserError(f"labels must be {len(array)} whole numbers; met {y.dtype} {y.shape}")
+        return cls(ArrayImages(array), y)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def closed(self) -> bool:
+        return self._labels is None
+
+    @property
+    def labels(self) -> Tensor:
+        """A copy of the labels, int64."""
+        if self._labels is None:
+            raise SealError(f"{self._name()} is closed: its labels are gone")
+        return self._labels.clone()
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Copies of the images of these rows, uint8 (n, C, H, W)."""
+        if self._images is None:
+            raise SealError(f"{self._name()} is closed: its images are gone; keep what you need in the memory")
+        if self._pixels is None and self._length * int(np.prod(self.image_shape)) <= _IN_MEMORY:
+            self._pixels = torch.from_numpy(self._images.take(self._rows))
+        if self._pixels is not None:
+            images = self._pixels[rows]
+        else:
+            images = torch.from_numpy(self._images.take(self._rows[rows.numpy()]))
+        key = id(images)
+        self._lent[key] = weakref.ref(images, lambda _: self._lent.pop(key, None))
+        return images
+
+    def batches(self, size: int, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(rows, images, labels) in the given order, or from first to last; for passes without training."""
+        order = torch.arange(len(self)) if order is None else order
+        for rows in order.split(size):
+            yield rows, self.take(rows), self.labels_of(rows)
+
+    def labels_of(self, rows: Tensor) -> Tensor:
+        if self._labels is None:
+            raise SealError(f"{self._name()} is closed: its labels are gone")
+        return self._labels[rows]
+
+    def close(self) -> None:
+        """Give the data up. A batch that somebody still holds is wiped, and the leak is an error."""
+        self._images = self._pixels = self._labels = None
+        held = [image for reference in list(self._lent.values()) if (image := reference()) is not None]
+        self._lent = {}
+        for image in held:
+            image.zero_()
+        if held:
+            count = sum(len(image) for image in held)
+            raise SealError(
+                f"{self._name()} was closed while {count} of its images were still held outside the memory; "
+                "they have been wiped. A method may keep images only in an ExemplarStore, where they are counted"
+            )
+
+    def _name(self) -> str:
+        return "this task" if self.index is None else f"task {self.index + 1}"
+
+
+@dataclass(frozen=True)
+class TestPart:
+    """Test images of the classes that one task introduced."""
+
+    __test__ = False  # not a pytest class
+
+    images: Images
+    rows: np.ndarray
+    labels: np.ndarray
+    classes: tuple[int, ...]
+
+    def take(self, start: int, stop: int) -> Tensor:
+        return torch.from_numpy(self.images.take(self.rows[start:stop]))
+
+
+class Stream:
+    """Tasks in order. Labels are positions in the class order, so the k-th class to come has label k."""
+
+    def __init__(self, train: ImageSet, test: ImageSet, *, classes_per_task: int, order: str = "natural",
+                 images_per_class: int | None = None, blurry: int = 0, seed: int = 0) -> None:
+        count = len(train.class_names)
+        if classes_per_task > count:
+            raise UserError(f"--classes-per-task {classes_per_task}: the data has only {count} classes")
+        positions = np.empty(count, dtype=np.int64)
+        positions[class_order(order, count)] = np.arange(count)
+        self.class_names = tuple(train.class_names[c] for c in np.argsort(positions))
+        self.image_shape = train.images.shape
+        self.digest = train.digest
+        self.task_classes = [tuple(range(i, min(i + classes_per_task, count)))
+                             for i in range(0, count, classes_per_task)]
+        self._train, self._labels = train, positions[train.labels]
+        rows = self._first_of_each(self._labels, images_per_class)
+        self._task_rows = self._split(rows, blurry, np.random.default_rng([seed, 1]))
+        test_labels = positions[test.labels]
+        self.tests = []
+        for classes in self.task_classes:
+            test_rows = np.flatnonzero(np.isin(test_labels, classes))
+            self.tests.append(TestPart(test.images, test_rows, test_labels[test_rows], classes))
+        self._opened: list[Task] = []
+
+    @staticmethod
+    def _first_of_each(labels: np.ndarray, limit: int | None) -> np.ndarray:
+        if limit is None:
+            return np.arange(len(labels))
+        order = np.argsort(labels, kind="stable")
+        first = np.searchsorted(labels[order], labels[order])
+        return np.sort(order[np.arange(len(labels)) - first < limit])
+
+    def _split(self, rows: np.ndarray, blurry: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Rows of each task. Blurry: that percentage of every class is spread over the other tasks."""
+        tasks = len(self.task_classes)
+        size = len(self.task_classes[0])
+        home = self._labels[rows] // size
+        if blurry and tasks > 1:
+            for label in np.unique(self._labels[rows]):
+                of_class = np.flatnonzero(self._labels[rows] == label)
+                leaving = rng.permutation(of_class)[: round(len(of_class) * blurry / 100)]
+                others = np.delete(np.arange(tasks), label // size)
+                home[leaving] = others[(rng.permutation(len(leaving)) + rng.integers(len(others))) % len(others)]
+        return [rows[home == t] for t in range(tasks)]
+
+    def __len__(self) -> int:
+        return len(self.task_classes)
+
+    def task_size(self, index: int) -> int:
+        return len(self._task_rows[index])
+
+    def open(self, index: int) -> Task:
+        """The data of one task; whatever was opened before must be closed by then."""
+        still_open = [task for task in self._opened if not task.closed]
+        if still_open:
+            raise SealError("open one task at a time: close the one before first")
+        task = Task(self._train.images, self._labels, self._task_rows[index], index)
+        self._opened = [task]
+        return task
+
+    def __iter__(self) -> Iterator[Task]:
+        for index in range(len(self)):
+            task = self.open(index)
+            yield task
+            if not task.closed:
+                task.close()
+
+    def online_rows(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """All rows in the order of an online pass, and the number of samples up to each task's end."""
+        rng = np.random.default_rng([seed, 2])
+        parts = [rng.permutation(rows) for rows in self._task_rows]
+        return np.concatenate(parts), np.cumsum([len(p) for p in parts])
+
+    def window(self, rows: np.ndarray) -> Task:
+        """Some rows of the stream as a task without identity (online learning)."""
+        return Task(self._train.images, self._labels, rows)
+
+    def everything(self) -> Task:
+        """All tasks as one: only the upper bound `joint` may ask for it."""
+        return Task(self._train.images, self._labels, np.concatenate(self._task_rows))
