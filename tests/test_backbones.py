@@ -24,7 +24,9 @@ def images(shape: tuple[int, int, int], n: int = 2) -> Tensor:
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def built(name: str, shape: tuple[int, int, int] = (3, 32, 32), *, classes: int = 5, seed: int = 0) -> Network:
+def built(
+    name: str, shape: tuple[int, int, int] = (3, 32, 32), *, classes: int = 5, seed: int = 0
+) -> Network:
     """A small network in evaluation mode."""
     torch.manual_seed(seed)
     network = build_network(name, shape, width=8, mean=[0.4] * shape[0], std=[0.2] * shape[0])
@@ -96,6 +98,12 @@ def test_resnet_maps(stem: str, sides: list[int], depth: int, expansion: int) ->
     torch.testing.assert_close(maps[-1], maps[-2].mean(dim=(2, 3)))
 
 
+def test_bottleneck_strides_in_its_3x3_convolution() -> None:
+    block = ResNet(50, width=4).get_submodule("stages.1.0.residual")
+    convs = [m for m in block.modules() if isinstance(m, nn.Conv2d)]
+    assert [(m.kernel_size[0], m.stride[0], m.out_channels) for m in convs] == [(1, 1, 8), (3, 2, 8), (1, 1, 32)]
+
+
 def test_resnet_block_against_its_formula() -> None:
     """The first block of stage 2, its convolutions and batch norms written out."""
     torch.manual_seed(0)
@@ -111,7 +119,8 @@ def test_resnet_block_against_its_formula() -> None:
         return h / (state[f"{norm}.running_var"].view(-1, 1, 1) + 1e-5).sqrt()
 
     inner = conv_norm(x, "residual.0", "residual.1", 2, 1).clamp(min=0)
-    outer = conv_norm(inner, "residual.3", "residual.4", 1, 1) + conv_norm(x, "shortcut.0", "shortcut.1", 2, 0)
+    outer = conv_norm(inner, "residual.3", "residual.4", 1, 1)
+    outer = outer + conv_norm(x, "shortcut.0", "shortcut.1", 2, 0)
     torch.testing.assert_close(block(x), outer.clamp(min=0))
 
 
@@ -172,7 +181,8 @@ def test_mlp_is_784_100_100() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_growth_keeps_old_logits_to_the_bit(kind: str) -> None:
+def test_growth_keeps_old_rows_to_the_bit(kind: str) -> None:
+    """Rows exactly; the logits of the whole head up to the rounding of a product of another shape."""
     torch.manual_seed(0)
     head = GrowingHead(16, kind)
     z = torch.rand(7, 16)
@@ -181,16 +191,36 @@ def test_growth_keeps_old_logits_to_the_bit(kind: str) -> None:
     assert head.grow(3)
     before = {name: p.detach().clone() for name, p in head.named_parameters()}
     logits = head(z)
-    for n, grew, classes in [(5, True, 5), (5, False, 5), (2, False, 5), (9, True, 9)]:
+    for n, grew, classes in [(5, True, 5), (5, False, 5), (2, False, 5), (40, True, 40)]:
         assert head.grow(n) is grew
         assert head.classes == classes
         assert head(z).shape == (7, classes)
-        assert torch.equal(head(z)[:, :3], logits)
-    assert torch.equal(head.weight[:3], before["weight"])
-    assert len(torch.unique(head.weight, dim=0)) == 9
+        now = dict(head.named_parameters())
+        assert now.keys() == before.keys()
+        old = {name: p[:3] if p.ndim else p for name, p in now.items()}
+        assert all(torch.equal(old[name], before[name]) for name in before)
+        assert torch.equal(torch.func.functional_call(head, old, (z,)), logits)
+        torch.testing.assert_close(head(z)[:, :3], logits, rtol=1e-5, atol=1e-5)
+    assert len(torch.unique(head.weight, dim=0)) == 40
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in head.parameters())
     head(z).sum().backward()
     assert all(p.grad is not None for p in head.parameters())
+
+
+def test_growth_keeps_old_logits_to_the_bit_where_sums_are_exact() -> None:
+    """Small multiples of 1/8 are summed without rounding, so the order of the sum can't show."""
+    torch.manual_seed(0)
+    head = GrowingHead(256)
+    head.grow(10)
+    assert head.bias is not None
+    with torch.no_grad():
+        head.weight.copy_(torch.randint(-8, 9, head.weight.shape) / 8)
+        head.bias.copy_(torch.randint(-8, 9, head.bias.shape) / 8)
+    z = torch.randint(0, 9, (64, 256)) / 8
+    logits = head(z)
+    for n in (16, 50, 100):
+        head.grow(n)
+        assert torch.equal(head(z)[:, :10], logits)
 
 
 def test_growth_in_one_or_two_steps_draws_what_linear_draws() -> None:

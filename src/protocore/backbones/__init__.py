@@ -15,7 +15,7 @@ from protocore.errors import UserError
 
 __all__ = ["BACKBONES", "Backbone", "BackboneInfo", "GrowingHead", "ImageShape", "Network", "build_network"]
 
-LARGEST_CIFAR_STEM = 64  # pixels; the literature keeps the 3x3 stem for TinyImageNet, the 7x7 one for ImageNet
+LARGEST_CIFAR_STEM = 64  # pixels; papers take the 3x3 stem for TinyImageNet, the 7x7 one for ImageNet
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ MAX_SIDE = 8  # of the map before pooling: 32-pixel images need no further convo
 
 
 class ConvNet(Backbone):
-    """Filters `width` (stride 2), 2 width (stride 2), about 8/3 width: 48, 96, 128 by default; then `features`.
+    """Filters `width` (stride 2), 2 width (stride 2), about 8/3 width: 48, 96, 128 by default.
 
     Images too large for a map of 8x8 get further stride-2 convolutions as wide as the third.
     """

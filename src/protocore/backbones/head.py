@@ -41,7 +41,10 @@ class GrowingHead(nn.Module):
         return self.weight.shape[0]
 
     def grow(self, n: int) -> bool:
-        """Make room for at least n classes; the rows there are keep their bits. True if any were added."""
+        """Make room for at least n classes; the rows there are keep their bits. True if any were added.
+
+        Old logits may still move by a rounding error: a product of another shape sums in another order.
+        """
         extra = n - self.classes
         if extra <= 0:
             return False
@@ -54,7 +57,8 @@ class GrowingHead(nn.Module):
         if self.scale is None:
             return F.linear(z, self.weight, self.bias)
         # 1e-6 is a number in half precision too; the default 1e-12 would turn a zero feature into NaN there
-        return self.scale * F.linear(F.normalize(z, dim=-1, eps=1e-6), F.normalize(self.weight, dim=-1, eps=1e-6))
+        directions = F.normalize(self.weight, dim=-1, eps=1e-6)
+        return self.scale * F.linear(F.normalize(z, dim=-1, eps=1e-6), directions)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, classes={self.classes}, kind={self.kind}"

@@ -31,7 +31,7 @@ class ResNet(Backbone):
         norm: str = "batch",
     ) -> None:
         if depth not in BLOCKS:
-            raise UserError(f"depth: there is no ResNet-{depth} here; choose one of {', '.join(map(str, BLOCKS))}")
+            raise UserError(f"depth: {depth} is not known; choose one of {', '.join(map(str, BLOCKS))}")
         inputs = width
         stages: list[nn.Module] = []
         for index, count in enumerate(BLOCKS[depth]):
@@ -50,7 +50,7 @@ class ResNet(Backbone):
 
 
 class Block(nn.Module):
-    """relu(residual(x) + shortcut(x)): two 3x3 convolutions, or 1x1, 3x3, 1x1 where `expansion` is above 1."""
+    """relu(residual(x) + shortcut(x)): two 3x3 convolutions, or 1x1, 3x3, 1x1 for an `expansion` above 1."""
 
     def __init__(self, inputs: int, filters: int, expansion: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -65,8 +65,9 @@ class Block(nn.Module):
         for (before, after), (_, kernel, step) in zip(pairwise(widths), plan, strict=True):
             steps += [*_conv_norm(before, after, kernel, step, norm), nn.ReLU(inplace=True)]
         self.residual = nn.Sequential(*steps[:-1])
-        plain = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if plain else nn.Sequential(*_conv_norm(inputs, outputs, 1, stride, norm))
+        projects = stride != 1 or inputs != outputs
+        steps = _conv_norm(inputs, outputs, 1, stride, norm) if projects else []
+        self.shortcut = nn.Sequential(*steps)
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.residual(x) + self.shortcut(x)).relu_()

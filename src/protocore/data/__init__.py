@@ -1,1 +1,1 @@
-"""."""
+"""Canonical formats on disk, class orders, sealed tasks, augmentation."""

@@ -1,1 +1,1 @@
-"""."""
+"""The one training loop, evaluation, checkpoints and devices."""

@@ -1,0 +1,465 @@
+"""Our own small VQGAN: a convolutional encoder, residual vector quantisation, a convolutional decoder.
+
+Both halves are a linear patch transform (its inverse in the decoder) plus a convolutional correction that starts
+at zero, so that training begins at principal components and k-means and can only go up from there. The
+quantiser adds up one code of each stage's codebook (residual quantisation); the first k stages are a coarser code
+of the same picture, so that the number of stages is a choice at run time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from protocore.decoders.base import Decoder, ImageShape
+from protocore.decoders.bits import bits_per_code, pack, packed_bytes, unpack
+from protocore.errors import DataError
+
+FORMAT = "protocore-vqgan"
+VERSION = 1
+MAX_FILE_BYTES = 256 * 2**20
+_CHUNK_SCORES = 2**24  # entries of a score matrix held at once: bounds the memory of the nearest-code search
+_WEIGHTS = Path(__file__).parent / "weights"
+_SHIPPED = {1: "vqgan-grey.safetensors", 3: "vqgan-colour.safetensors"}
+
+
+@dataclass(frozen=True)
+class VQGANConfig:
+    """Everything that fixes the shape of the weights, and how many candidates the code search keeps."""
+
+    channels: int = 3
+    factor: int = 8  # pixels of a side that share one position of the latent
+    codes: int = 512
+    stages: int = 8
+    code_dim: int = 28
+    width: int = 48  # decoder channels at half the factor; the latent's resolution has a third more
+    encoder_width: int = 48
+    blocks: int = 2  # residual blocks at each of the two resolutions
+    beam: int = 8  # candidates kept from stage to stage; 1 is the greedy search
+
+    def __post_init__(self) -> None:
+        limits = {
+            "channels": (1, 3),
+            "factor": (2, 64),
+            "codes": (2, 65536),
+            "stages": (1, 64),
+            "code_dim": (1, 1024),
+            "width": (8, 1024),
+            "encoder_width": (8, 1024),
+            "blocks": (0, 32),
+            "beam": (1, 256),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise DataError(f"decoder {name.replace('_', '-')} is {value!r}: give {low}..{high}")
+        if self.channels == 2:
+            raise DataError("decoder channels is 2: give 1 (grey) or 3 (colour)")
+        if self.factor & (self.factor - 1):
+            raise DataError(f"decoder factor is {self.factor}: give a power of two, for example 4 or 8")
+
+    @property
+    def patch(self) -> int:
+        """Values of one patch of factor x factor pixels."""
+        return self.channels * self.factor**2
+
+
+class Block(nn.Module):
+    """x + 1x1(act(3x3(act(x)))); the last layer starts at zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spread = nn.Conv2d(width, width, 3, padding=1)
+        self.mix = nn.Conv2d(width, width, 1)
+        nn.init.zeros_(self.mix.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(F.silu(self.spread(F.silu(x))))
+
+
+def _blocks(width: int, count: int) -> nn.Sequential:
+    return nn.Sequential(*(Block(width) for _ in range(count)))
+
+
+class Encoder(nn.Module):
+    """Images (N, C, H, W), sides multiples of the factor, to latents (N, code_dim, H/f, W/f)."""
+
+    def __init__(self, config: VQGANConfig) -> None:
+        super().__init__()
+        self.factor, width = config.factor, config.encoder_width
+        low = width * 4 // 3
+        self.linear = nn.Conv2d(config.patch, config.code_dim, 1)
+        self.stem = nn.Conv2d(config.patch // 4, width, 3, padding=1)
+        self.high = _blocks(width, config.blocks)
+        self.down = nn.Conv2d(4 * width, low, 1)
+        self.low = _blocks(low, config.blocks)
+        self.out = nn.Conv2d(low, config.code_dim, 3, padding=1)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images - 0.5
+        y = self.high(self.stem(F.pixel_unshuffle(x, self.factor // 2)))
+        y = self.low(self.down(F.pixel_unshuffle(y, 2)))
+        return self.linear(F.pixel_unshuffle(x, self.factor)) + self.out(F.silu(y))
+
+
+class DecoderNet(nn.Module):
+    """Latents to images, not yet clamped to [0, 1]."""
+
+    def __init__(self, config: VQGANConfig) -> None:
+        super().__init__()
+        self.factor, width = config.factor, config.width
+        low = width * 4 // 3
+        self.linear = nn.Conv2d(config.code_dim, config.patch, 1)
+        self.stem = nn.Conv2d(config.code_dim, low, 3, padding=1)
+        self.low = _blocks(low, config.blocks)
+        self.up = nn.Conv2d(low, 4 * width, 1)
+        self.high = _blocks(width, config.blocks)
+        self.out = nn.Conv2d(width, config.patch // 4, 3, padding=1)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = self.high(F.pixel_shuffle(self.up(self.low(self.stem(z))), 2))
+        fine = F.pixel_shuffle(self.out(F.silu(y)), self.factor // 2)
+        return F.pixel_shuffle(self.linear(z), self.factor) + fine + 0.5
+
+
+def search(vectors: Tensor, codebooks: Tensor, beam: int = 1) -> Tensor:
+    """Indices (P, stages) of the codes whose sum is near each vector (P, D); `beam` 1 is greedy.
+
+    Stage after stage the `beam` best partial sums are kept. |r - c|^2 = |r|^2 - 2 r.c + |c|^2 for all of them at
+    once.
+    """
+    rows = max(1, _CHUNK_SCORES // (beam * codebooks.shape[1]))
+    return torch.cat([_search(part, codebooks, beam) for part in vectors.split(rows)])
+
+
+def _search(vectors: Tensor, codebooks: Tensor, beam: int) -> Tensor:
+    count, codes = len(vectors), codebooks.shape[1]
+    residual = vectors[:, None]  # (P, candidates, D)
+    chosen = torch.empty(count, 1, 0, dtype=torch.long, device=vectors.device)
+    for book in codebooks:
+        score = (book * book).sum(1) - 2 * (residual @ book.T)
+        if beam == 1:
+            best = score.argmin(2)
+            residual = residual - book[best]
+            chosen = torch.cat([chosen, best[..., None]], 2)
+            continue
+        # the best `keep` of each candidate hold the best `keep` of all of them
+        keep = min(beam, codes)
+        score, index = score.topk(keep, dim=2, largest=False, sorted=False)
+        score = (score + (residual * residual).sum(2, keepdim=True)).flatten(1)
+        picked = score.topk(min(beam, score.shape[1]), dim=1, largest=False).indices
+        parent = picked // keep
+        index = index.flatten(1).gather(1, picked)
+        residual = residual.gather(1, parent[..., None].expand(-1, -1, residual.shape[2])) - book[index]
+        chosen = chosen.gather(1, parent[..., None].expand(-1, -1, chosen.shape[2]))
+        chosen = torch.cat([chosen, index[..., None]], 2)
+    first = (residual * residual).sum(2).argmin(1)
+    return chosen[torch.arange(count, device=chosen.device), first]
+
+
+class Quantiser(nn.Module):
+    """Codebooks (stages, codes, code_dim), kept as the moving average of what falls to each code."""
+
+    codebooks: Tensor
+    counts: Tensor
+    sums: Tensor
+
+    def __init__(self, config: VQGANConfig) -> None:
+        super().__init__()
+        self.beam = config.beam
+        shape = (config.stages, config.codes, config.code_dim)
+        self.register_buffer("codebooks", torch.randn(shape) / math.sqrt(config.code_dim))
+        self.register_buffer("counts", torch.ones(shape[:2]), persistent=False)
+        self.register_buffer("sums", self.codebooks.clone(), persistent=False)
+
+    def indices(self, z: Tensor, stages: int) -> Tensor:
+        """Codes (N, stages, h, w) of the latents (N, D, h, w)."""
+        count, _, height, width = z.shape
+        with torch.no_grad():
+            found = search(_vectors(z), self.codebooks[:stages], self.beam)
+        return found.view(count, height, width, stages).permute(0, 3, 1, 2)
+
+    def lookup(self, indices: Tensor) -> Tensor:
+        """Latents (N, D, h, w): the sum of the codes over the stages."""
+        stage = torch.arange(indices.shape[1], device=indices.device)[:, None, None]
+        return self.codebooks[stage, indices].sum(1).permute(0, 3, 1, 2).contiguous()
+
+    def forward(self, z: Tensor, stages: int) -> tuple[Tensor, Tensor]:
+        """Quantised latents, gradients straight through to z, and their indices."""
+        indices = self.indices(z, stages)
+        return z + (self.lookup(indices) - z).detach(), indices
+
+    @torch.no_grad()
+    def seed_averages(self) -> None:
+        """Start the averages at the present codebooks, as if each code had been met once."""
+        self.counts.fill_(1.0)
+        self.sums.copy_(self.codebooks)
+
+    @torch.no_grad()
+    def update(self, z: Tensor, indices: Tensor, decay: float, skip: int = 0) -> None:
+        """count <- decay count + (1 - decay) n, sum likewise, code = sum / count; not for the first `skip` stages."""
+        residual = _vectors(z)
+        for stage, index in enumerate(indices.permute(1, 0, 2, 3).flatten(1)):
+            book = self.codebooks[stage]
+            before, residual = residual, residual - book[index]
+            if stage < skip:
+                continue
+            hits = torch.bincount(index, minlength=len(book)).to(before)
+            total = torch.zeros_like(book).index_add_(0, index, before)
+            self.counts[stage].mul_(decay).add_(hits, alpha=1 - decay)
+            self.sums[stage].mul_(decay).add_(total, alpha=1 - decay)
+            live = self.counts[stage] > 1e-6
+            book[live] = self.sums[stage][live] / self.counts[stage][live, None]
+
+    @torch.no_grad()
+    def revive(self, z: Tensor, indices: Tensor, generator: torch.Generator, skip: int = 0) -> int:
+        """Move codes met less than a twentieth of an even use to residuals met now; returns how many."""
+        residual, moved = _vectors(z), 0
+        for stage, index in enumerate(indices.permute(1, 0, 2, 3).flatten(1)):
+            book, counts = self.codebooks[stage], self.counts[stage]
+            before, residual = residual, residual - book[index]
+            even = counts.mean()
+            dead = torch.nonzero(counts < even / 20)[:, 0][: len(before)]
+            if stage >= skip and len(dead):
+                fresh = before[torch.randperm(len(before), generator=generator)[: len(dead)]]
+                book[dead], counts[dead] = fresh, even
+                self.sums[stage][dead] = fresh * even
+                moved += len(dead)
+        return moved
+
+
+def _vectors(z: Tensor) -> Tensor:
+    return z.permute(0, 2, 3, 1).reshape(-1, z.shape[1])
+
+
+class VQGAN(nn.Module):
+    """The three parts; works on images whose sides are multiples of the factor."""
+
+    def __init__(self, config: VQGANConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.quantiser = Quantiser(config)
+        self.decoder = DecoderNet(config)
+
+    def forward(self, images: Tensor, stages: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Reconstruction (not clamped), latents, indices."""
+        z = self.encoder(images)
+        quantised, indices = self.quantiser(z, stages or self.config.stages)
+        return self.decoder(quantised), z, indices
+
+
+def reflect_pad(images: Tensor, factor: int) -> Tensor:
+    """Images mirrored at the right and lower edge until both sides are multiples of the factor."""
+    height, width = images.shape[-2:]
+    if height % factor == 0 and width % factor == 0:
+        return images
+    rows, columns = (_mirrored(side, factor, images.device) for side in (height, width))
+    return images[..., rows[:, None], columns]
+
+
+def _mirrored(side: int, factor: int, device: torch.device) -> Tensor:
+    """0 1 2 .. side-1 side-2 .. 0 1 ..: defined also where the padding is wider than the picture."""
+    index = torch.arange(-(-side // factor) * factor, device=device)
+    period = max(1, 2 * (side - 1))
+    return (side - 1 - (index % period - (side - 1)).abs()) if side > 1 else index * 0
+
+
+class VQGANDecoder(Decoder):
+    """The interface over a frozen VQGAN; `stages` chooses how many of its codebooks are used."""
+
+    name = "vqgan"
+
+    def __init__(self, model: VQGAN, image_shape: ImageShape, stages: int | None = None) -> None:
+        super().__init__(image_shape)
+        config = model.config
+        if image_shape[0] != config.channels or min(image_shape) < 1:
+            raise DataError(
+                f"a VQGAN of {config.channels} channels cannot code pictures of shape {image_shape}: "
+                f"choose a decoder trained on pictures like these"
+            )
+        self.stages = config.stages if stages is None else stages
+        if not 1 <= self.stages <= config.stages:
+            raise DataError(f"stages is {stages}, but this VQGAN has codebooks for 1..{config.stages}")
+        self.config = config
+        self.model = model.eval().requires_grad_(False)
+        self._digest = _weights_digest(config, model.state_dict())
+
+    def with_shape(self, image_shape: ImageShape, stages: int | None = None) -> VQGANDecoder:
+        """The same weights for other pictures or another number of stages."""
+        return VQGANDecoder(self.model, image_shape, self.stages if stages is None else stages)
+
+    def encode(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[1:]) != self.image_shape:
+            raise DataError(f"pictures of shape {tuple(images.shape[1:])} met a decoder for {self.image_shape}")
+        return self.model.encoder(reflect_pad(images, self.config.factor))
+
+    def quantise(self, z: Tensor) -> Tensor:
+        return self.model.quantiser(z, self.stages)[0]
+
+    def decode(self, z: Tensor) -> Tensor:
+        _, height, width = self.image_shape
+        return self.model.decoder(z)[..., :height, :width].clamp(0, 1)
+
+    def indices(self, z: Tensor) -> Tensor:
+        """Codes (N, stages, h, w) that `to_bytes` stores."""
+        return self.model.quantiser.indices(z, self.stages)
+
+    def to_bytes(self, z: Tensor) -> list[bytes]:
+        return pack(self.indices(z).flatten(1).cpu().numpy(), self.config.codes)
+
+    def from_bytes(self, stored: Sequence[bytes]) -> Tensor:
+        _, height, width = self.latent_shape
+        indices = unpack(stored, self.stages * height * width, self.config.codes)
+        found = torch.from_numpy(indices).view(-1, self.stages, height, width)
+        return self.model.quantiser.lookup(found.to(self.model.quantiser.codebooks.device))
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        _, height, width = self.image_shape
+        return self.config.code_dim, -(-height // self.config.factor), -(-width // self.config.factor)
+
+    @property
+    def exemplar_bytes(self) -> int:
+        _, height, width = self.latent_shape
+        return packed_bytes(self.stages * height * width, self.config.codes)
+
+    @property
+    def bits_per_index(self) -> int:
+        return bits_per_code(self.config.codes)
+
+    @property
+    def digest(self) -> str:
+        tail = f"{self._digest} {self.image_shape} {self.stages}"
+        return hashlib.sha256(tail.encode()).hexdigest()
+
+    @property
+    def shared_bytes(self) -> int:
+        """Decoder and the codebooks in use, in float16: what a device needs to show what it stored."""
+        used = self.model.quantiser.codebooks[: self.stages].numel()
+        return 2 * (used + sum(p.numel() for p in self.model.decoder.parameters()))
+
+    @property
+    def encoder_bytes(self) -> int:
+        """The encoder in float16: needed only where new pictures are coded."""
+        return 2 * sum(p.numel() for p in self.model.encoder.parameters())
+
+
+def _weights_digest(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the configuration and the float16 weights, in the order of their names."""
+    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+    for name in sorted(weights):
+        tensor = weights[name].detach().to("cpu", torch.float16).contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save(model: VQGAN, path: Path) -> None:
+    """Write the weights in float16, the configuration beside them; the file appears whole or not at all."""
+    weights = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.state_dict().items()}
+    lost = sorted(k for k, v in weights.items() if not bool(torch.isfinite(v).all()))
+    if lost:
+        raise DataError(f"{path}: weights that float16 cannot hold ({', '.join(lost)}): training has diverged")
+    header = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "config": json.dumps(asdict(model.config), sort_keys=True),
+        "sha256": _weights_digest(model.config, weights),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part{os.getpid()}")
+    try:
+        part.write_bytes(save_tensors(weights, header))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_model(path: Path) -> VQGAN:
+    """Read what `save` wrote; anything else raises `DataError` naming the file."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise DataError(f"{path}: {size} bytes is more than a decoder file may have ({MAX_FILE_BYTES})")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): give a file of `decoder train`") from error
+    header = _header(path, raw)
+    config = _config(path, header)
+    try:
+        weights = load_tensors(raw)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error}): copy or train it again") from error
+    with torch.device("meta"):
+        model = VQGAN(config)
+    expected = model.state_dict()
+    for what, names in (("lacks", expected.keys() - weights.keys()), ("has extra", weights.keys() - expected.keys())):
+        if names:
+            raise DataError(f"{path}: {what} tensors {', '.join(sorted(names))}: not the file its header says")
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape or tensor.dtype != torch.float16:
+            raise DataError(
+                f"{path}: {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                f"but its header says float16 {tuple(expected[name].shape)}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"{path}: {name} holds values that are not finite: damaged")
+    if _weights_digest(config, weights) != header.get("sha256"):
+        raise DataError(f"{path}: the weights do not match their hash: damaged, copy or train it again")
+    model = VQGAN(config)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    model.quantiser.seed_averages()
+    return model
+
+
+def _header(path: Path, raw: bytes) -> dict[str, str]:
+    length = int.from_bytes(raw[:8], "little")
+    if len(raw) < 8 or length > len(raw) - 8:
+        raise DataError(f"{path}: not a safetensors file, or cut short ({len(raw)} bytes)")
+    try:
+        header = json.loads(raw[8 : 8 + length]).get("__metadata__")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: its safetensors header cannot be read ({error})") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise DataError(f"{path}: a safetensors file, but not a VQGAN of ours: give a file of `decoder train`")
+    if header.get("version") != str(VERSION):
+        raise DataError(f"{path}: version {header.get('version')!r}, but this program reads version {VERSION}")
+    return header
+
+
+def _config(path: Path, header: Mapping[str, str]) -> VQGANConfig:
+    try:
+        values = json.loads(header["config"])
+        if set(values) != {field.name for field in fields(VQGANConfig)}:
+            raise DataError(f"{path}: unknown or missing configuration fields: {sorted(values)}")
+        return VQGANConfig(**values)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path}: its configuration cannot be read ({error})") from error
+
+
+def load(path: Path | str, image_shape: ImageShape | None = None, stages: int | None = None) -> VQGANDecoder:
+    """A decoder from a file of `save`, for 32 x 32 pictures unless told otherwise."""
+    model = load_model(Path(path))
+    return VQGANDecoder(model, image_shape or (model.config.channels, 32, 32), stages)
+
+
+def shipped(channels: int) -> Path:
+    """The weights inside the package: 1 for grey pictures, 3 for colour."""
+    if channels not in _SHIPPED:
+        raise DataError(f"no decoder ships for {channels} channels: train one with `protocore decoder train`")
+    return _WEIGHTS / _SHIPPED[channels]

@@ -1,0 +1,105 @@
+"""Which of the samples that pass by are kept: reservoir sampling, over the stream or within each class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from protocore.memory.store import ExemplarStore
+
+
+def reservoir_slots(seen: int, offered: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Which of `offered` items go where, after `seen` earlier ones: (item numbers, slots).
+
+    Item n (counted from 0 over the whole stream) takes slot n while there is room, else a slot drawn from
+    {0..n}, kept if it lies below the capacity. Where two items of the batch hit one slot, the later stays,
+    so the outcome is that of offering them one by one.
+    """
+    number = torch.arange(seen, seen + offered)
+    drawn = (torch.rand(offered, dtype=torch.float64) * (number + 1)).long()
+    slot = torch.where(number < capacity, number, drawn)
+    last = torch.full((capacity,), -1)
+    hit = (slot < capacity).nonzero().flatten()
+    last.scatter_reduce_(0, slot[hit], hit, reduce="amax")  # the latest item that landed in each slot
+    slots = (last >= 0).nonzero().flatten()
+    return last[slots], slots
+
+
+class Reservoir:
+    """A uniform sample of everything offered so far, of fixed size."""
+
+    def __init__(self, store: ExemplarStore, capacity: int = 0) -> None:
+        self.store = store
+        self.capacity = capacity
+        self.seen = 0
+
+    def resize(self, capacity: int) -> None:
+        """Change the size; a smaller reservoir keeps a uniform part of what it had."""
+        if len(self.store) > capacity:
+            self.store.keep(torch.randperm(len(self.store))[:capacity])
+        self.capacity = capacity
+
+    def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
+        items, slots = reservoir_slots(self.seen, len(labels), self.capacity)
+        # A reservoir that shrank and grew again may have gaps before its capacity: fill from the end of the store.
+        slots = torch.where(slots < len(self.store), slots, _next_free(slots, len(self.store)))
+        self.store.put(slots, images[items], labels[items], **{k: v[items] for k, v in columns.items()})
+        self.seen += len(labels)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.store.tensors() | {f"{self.store.name}/seen": torch.tensor([self.seen], dtype=torch.int32)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        rest = dict(tensors)
+        seen = rest.pop(f"{self.store.name}/seen", torch.zeros(1))
+        self.store.load(rest)
+        self.seen = int(seen)
+
+
+class BalancedReservoir:
+    """A reservoir for each class, all of one size: a uniform sample of every class."""
+
+    def __init__(self, store: ExemplarStore, per_class: int = 0) -> None:
+        self.store = store
+        self.per_class = per_class
+        self.seen = torch.zeros(0, dtype=torch.int32)
+
+    def resize(self, per_class: int) -> None:
+        """Change the quota; a class that has more keeps a uniform part of what it had."""
+        if any(count > per_class for count in self.store.counts().values()):
+            self.store.keep(torch.randperm(len(self.store)))  # so that the first of each class are random ones
+            self.store.keep(self.store.first_of_each(per_class))
+        self.per_class = per_class
+
+    def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
+        if int(labels.max()) >= len(self.seen):
+            self.seen = torch.cat([self.seen, self.seen.new_zeros(int(labels.max()) + 1 - len(self.seen))])
+        items, slots, end = [], [], len(self.store)
+        for label in labels.unique().tolist():
+            of_class = (labels == label).nonzero().flatten()
+            chosen, places = reservoir_slots(int(self.seen[label]), len(of_class), self.per_class)
+            held = self.store.slots_of(label)
+            new = (places >= len(held)).nonzero().flatten()
+            target = held[places.clamp(max=max(len(held) - 1, 0))] if len(held) else torch.zeros_like(places)
+            target[new] = torch.arange(end, end + len(new))
+            end += len(new)
+            items.append(of_class[chosen])
+            slots.append(target)
+            self.seen[label] += len(of_class)
+        at = torch.cat(items)
+        self.store.put(torch.cat(slots), images[at], labels[at], **{k: v[at] for k, v in columns.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.store.tensors() | {f"{self.store.name}/seen": self.seen.clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        rest = dict(tensors)
+        self.seen = rest.pop(f"{self.store.name}/seen", torch.zeros(0, dtype=torch.int32))
+        self.store.load(rest)
+
+
+def _next_free(slots: Tensor, length: int) -> Tensor:
+    beyond = slots >= length
+    return length + beyond.cumsum(0) - 1

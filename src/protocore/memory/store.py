@@ -1,0 +1,258 @@
+"""Exemplars as the bytes of a decoder, with a decoded working copy for replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocore.decoders.base import Decoder
+from protocore.errors import DataError
+
+_LABELS = (torch.uint8, torch.uint16, torch.int32)
+
+
+def smallest_dtype(largest: int) -> torch.dtype:
+    """The narrowest type that holds class numbers up to `largest`: labels are bytes too."""
+    return next(t for t in _LABELS if largest <= torch.iinfo(t).max)
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+@dataclass
+class Drawn:
+    """Some exemplars: uint8 images, labels, their slots, and whatever is stored beside them."""
+
+    images: Tensor
+    labels: Tensor
+    slots: Tensor
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class ExemplarStore:
+    """A growing list of exemplars. What is written to disk is `tensors()`, nothing else.
+
+    `columns` are further values of each exemplar (logits, losses): a row each, in the type they have.
+    """
+
+    def __init__(self, decoder: Decoder, name: str = "exemplars") -> None:
+        self.decoder = decoder
+        self.name = name
+        self._images = torch.empty(0, *decoder.image_shape, dtype=torch.uint8)
+        self._labels = torch.empty(0, dtype=torch.int64)
+        self._columns: dict[str, Tensor] = {}
+        self._stored: list[bytes] = []  # empty for a lossless decoder, whose bytes are the images themselves
+        self._length = 0
+        self._order: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def images(self) -> Tensor:
+        """What replay sees: decoded, uint8."""
+        return self._images[: self._length]
+
+    @property
+    def labels(self) -> Tensor:
+        return self._labels[: self._length]
+
+    def column(self, name: str) -> Tensor:
+        return self._columns[name][: self._length]
+
+    @property
+    def classes(self) -> Tensor:
+        """The classes that have an exemplar, ascending."""
+        return self._by_class()[0]
+
+    def counts(self) -> dict[int, int]:
+        classes, count, _, _ = self._by_class()
+        return dict(zip(classes.tolist(), count.tolist(), strict=True))
+
+    # -- changing ------------------------------------------------------------------------------------------
+
+    def add(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
+        """Append real images (uint8); they are stored as the decoder's bytes."""
+        self.put(torch.arange(len(self), len(self) + len(labels)), images, labels, **columns)
+
+    def put(self, slots: Tensor, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
+        """Write uint8 images to these slots; slots past the end extend the store without gaps."""
+        if not len(slots):
+            return
+        if self.decoder.lossless:
+            self._write(slots, images.cpu(), labels.cpu(), None, columns)
+        else:
+            with torch.no_grad():
+                self.put_latents(slots, self.decoder.encode(images.float() / 255), labels, **columns)
+
+    @torch.no_grad()
+    def put_latents(self, slots: Tensor, z: Tensor, labels: Tensor, **columns: Tensor) -> None:
+        """Write latents; what replay sees afterwards is decoded from the stored bytes."""
+        stored = self.decoder.to_bytes(z)
+        images = to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
+        self._write(slots, images, labels.cpu(), None if self.decoder.lossless else stored, columns)
+
+    def _write(self, slots: Tensor, images: Tensor, labels: Tensor, stored: list[bytes] | None,
+               columns: Mapping[str, Tensor]) -> None:
+        end = max(int(slots.max()) + 1, self._length)
+        if end > len(self._images):
+            room = max(end, 2 * len(self._images), 64)  # doubling: appending stays cheap
+            self._images = _grown(self._images, room)
+            self._labels = _grown(self._labels, room)
+            self._columns = {k: _grown(v, room) for k, v in self._columns.items()}
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = _blank(values.new_empty((len(self._images), *values.shape[1:]), device="cpu"))
+            self._columns[name] = _widened(self._columns[name], values)
+            if values.ndim < 2:
+                self._columns[name][slots] = values.cpu()
+            else:
+                self._columns[name][slots] = _blank(self._columns[name][: len(slots)])
+                self._columns[name][slots, ..., : values.shape[-1]] = values.cpu()
+        self._images[slots] = images
+        self._labels[slots] = labels
+        if stored is not None:
+            self._stored.extend([b""] * (end - len(self._stored)))
+            for slot, data in zip(slots.tolist(), stored, strict=True):
+                self._stored[slot] = data
+        self._length, self._order = end, None
+
+    def keep(self, slots: Tensor) -> None:
+        """Keep these exemplars in this order and drop the others."""
+        count = len(slots)
+        self._images[:count] = self._images[slots]
+        self._labels[:count] = self._labels[slots]
+        for values in self._columns.values():
+            values[:count] = values[slots]
+        if self._stored:
+            self._stored = [self._stored[i] for i in slots.tolist()]
+        self._length, self._order = count, None
+
+    def drop_classes(self, classes: Tensor) -> None:
+        self.keep(torch.isin(self.labels, classes, invert=True).nonzero().flatten())
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _by_class(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self._order is None:
+            order = torch.argsort(self.labels, stable=True)
+            classes, counts = torch.unique(self.labels, return_counts=True)
+            self._order = classes, counts, counts.cumsum(0) - counts, order
+        return self._order
+
+    def slots_of(self, label: int) -> Tensor:
+        """Slots of one class, oldest first."""
+        classes, counts, offsets, order = self._by_class()
+        at = int(torch.searchsorted(classes, label))
+        if at == len(classes) or int(classes[at]) != label:
+            return order[:0]
+        return order[offsets[at] : offsets[at] + counts[at]]
+
+    def at(self, slots: Tensor) -> Drawn:
+        return Drawn(self._images[slots], self._labels[slots], slots,
+                     {name: values[slots] for name, values in self._columns.items()})
+
+    def draw(self, n: int) -> Drawn:
+        """min(n, all) exemplars, uniformly without replacement."""
+        return self.at(torch.randperm(len(self))[:n])
+
+    def draw_balanced(self, n: int) -> Drawn:
+        """n exemplars with replacement: a class uniformly, then one of its exemplars."""
+        classes, counts, offsets, order = self._by_class()
+        picked = torch.randint(len(classes), (n,))
+        within = (torch.rand(n) * counts[picked]).long()
+        return self.at(order[offsets[picked] + within])
+
+    def first_of_each(self, n: int) -> Tensor:
+        """Slots of up to n exemplars of every class, the oldest."""
+        _, counts, offsets, order = self._by_class()
+        rank = torch.arange(len(order)) - offsets.repeat_interleave(counts)
+        return order[rank < n]
+
+    # -- bytes ---------------------------------------------------------------------------------------------
+
+    def row_bytes(self, classes: int) -> int | None:
+        """Bytes of one exemplar with its label and columns, or None where it depends on the picture."""
+        size = self.decoder.exemplar_bytes
+        if size is None:
+            return None
+        columns = sum(v[:1].numel() * v.element_size() for v in self._columns.values())
+        return size + smallest_dtype(max(classes - 1, 0)).itemsize + columns
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is kept, as it is written to disk."""
+        if not self._length:
+            return {}
+        if self.decoder.lossless:
+            payload = {"bytes": self.images.clone()}
+        else:
+            flat = torch.frombuffer(bytearray(b"".join(self._stored)), dtype=torch.uint8)
+            size = self.decoder.exemplar_bytes
+            if size is not None:
+                payload = {"bytes": flat.view(self._length, size)}
+            else:
+                lengths = torch.tensor([len(s) for s in self._stored])
+                payload = {"bytes": flat, "lengths": lengths.to(smallest_dtype(int(lengths.max())))}
+        payload["labels"] = self.labels.to(smallest_dtype(int(self.labels.max())))
+        payload.update({name: self.column(name).clone() for name in self._columns})
+        return {f"{self.name}/{key}": value for key, value in payload.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `tensors()` gave; other names in the mapping are somebody else's."""
+        mine = {k.removeprefix(f"{self.name}/"): v for k, v in tensors.items() if k.startswith(f"{self.name}/")}
+        self._length, self._stored, self._columns, self._order = 0, [], {}, None
+        if not mine:
+            return
+        try:
+            payload, labels = mine.pop("bytes"), mine.pop("labels").to(torch.int64)
+        except KeyError as error:
+            raise DataError(f"the memory's {self.name} lack {error}") from None
+        lengths = mine.pop("lengths", None)
+        for name, values in mine.items():
+            if len(values) != len(labels):
+                raise DataError(f"the memory's {self.name}/{name} has {len(values)} rows for {len(labels)} labels")
+        slots = torch.arange(len(labels))
+        if self.decoder.lossless:
+            if payload.shape != (len(labels), *self.decoder.image_shape):
+                raise DataError(f"the memory's {self.name} have shape {tuple(payload.shape)}, expected "
+                                f"{(len(labels), *self.decoder.image_shape)}")
+            self._write(slots, payload, labels, None, mine)
+        else:
+            stored = self._cut(payload, lengths, len(labels))
+            images = to_uint8(self.decoder.decode(self.decoder.from_bytes(stored)))
+            self._write(slots, images, labels, stored, mine)
+
+    def _cut(self, payload: Tensor, lengths: Tensor | None, count: int) -> list[bytes]:
+        sizes = [payload.shape[-1]] * count if lengths is None else lengths.to(torch.int64).tolist()
+        if sum(sizes) != payload.numel() or len(sizes) != count:
+            raise DataError(f"the memory's {self.name} hold {payload.numel()} bytes where {sum(sizes)} are listed")
+        data, ends = payload.flatten().numpy().tobytes(), np.cumsum(sizes)
+        return [data[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
+
+
+def _grown(tensor: Tensor, room: int) -> Tensor:
+    larger = tensor.new_zeros((room, *tensor.shape[1:]))
+    larger[: len(tensor)] = tensor
+    return larger
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """NaN where the type has it, so that a value that was never stored cannot pass for one."""
+    return torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else torch.zeros_like(tensor)
+
+
+def _widened(tensor: Tensor, values: Tensor) -> Tensor:
+    """Room for longer rows: logits gain entries as classes arrive (missing ones read as NaN)."""
+    if values.ndim < 2 or values.shape[-1] <= tensor.shape[-1]:
+        return tensor
+    wider = _blank(tensor.new_empty((*tensor.shape[:-1], values.shape[-1])))
+    wider[..., : tensor.shape[-1]] = tensor
+    return wider

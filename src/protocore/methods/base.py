@@ -1,0 +1,150 @@
+"""What a method is: a small class with hooks, called by the one training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from protocore.backbones import Network
+from protocore.config import Settings
+from protocore.data.augment import Transform, to_float
+from protocore.data.stream import Task
+from protocore.decoders.base import Decoder
+from protocore.memory.quota import Allowance
+from protocore.memory.store import ExemplarStore
+
+Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
+
+
+@dataclass
+class Batch:
+    """One step's current data. `images` are as they are (uint8), `x` is their augmented view (float)."""
+
+    images: Tensor
+    x: Tensor
+    labels: Tensor
+    rows: Tensor
+    first_pass: bool  # whether the task's samples are seen for the first time
+
+
+@dataclass
+class Tools:
+    """What the house gives to a method."""
+
+    net: Network
+    settings: Settings
+    decoder: Decoder
+    augment: Transform
+    device: torch.device
+    seconds: dict[str, float] = field(default_factory=dict)
+    progress: Progress = lambda what, done, of: None
+    on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
+
+    @property
+    def allowance(self) -> Allowance:
+        s = self.settings
+        return Allowance(s.spc, s.capacity, s.budget)
+
+    def store(self, name: str = "exemplars") -> ExemplarStore:
+        return ExemplarStore(self.decoder, name)
+
+    def view(self, images: Tensor) -> Tensor:
+        """An augmented float view of uint8 images, on the device."""
+        return self.on_device(self.augment(images))
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the seconds of a part (condensing, selecting) apart from those of learning."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A method without options of its own."""
+
+
+class Method:
+    """Hooks of a continual-learning method; every one of them has a default, `loss` apart.
+
+    A subclass states its paper in the docstring's first line, its options in `Options`, and in `defaults` and
+    `presets` the settings and options that its paper asks for.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    fits: ClassVar[tuple[str, ...]] = ("offline", "online", "blurry")
+    keeps: ClassVar[str] = "nothing"
+    Options: ClassVar[type] = NoOptions
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
+
+    def __init__(self, tools: Tools, options: Any) -> None:
+        self.tools = tools
+        self.net = tools.net
+        self.options = options
+        self.seen: list[int] = []  # classes of the tasks begun so far, ascending
+        self.current: list[int] = []  # classes of the present task
+
+    def wants_training(self, task: Task) -> bool:
+        """Whether the network is trained on this task at all."""
+        return True
+
+    def begin_task(self, task: Task) -> None:
+        """Before the first step. The head has grown, `seen` and `current` are up to date."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        """What a step minimises."""
+        raise TypeError(f"{type(self).__name__} defines no loss")
+
+    def after_step(self, batch: Batch) -> None:
+        """After the optimiser's step."""
+
+    def end_task(self, task: Task) -> None:
+        """After the last step, while the task's data can still be read."""
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Class scores (N, classes) of float images; the largest wins."""
+        return self.net(x)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that must survive the task, as it is stored: the ledger counts these bytes."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` gave."""
+
+    def scratch(self) -> dict[str, Tensor]:
+        """What a checkpoint inside a task needs beyond `state`; gone when the task is closed."""
+        return {}
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        """Take up what `scratch` gave."""
+
+    # -- helpers for end-of-task work ----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def pass_over(self, task: Task, size: int = 256) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(rows, features, labels) of the task's un-augmented images, the network in evaluation mode."""
+        was_training = self.net.training
+        self.net.eval()
+        try:
+            for rows, images, labels in task.batches(size):
+                yield rows, self.net.features(self.tools.on_device(to_float(images))), labels.to(self.tools.device)
+        finally:
+            self.net.train(was_training)
+
+    def task_features(self, task: Task) -> tuple[Tensor, Tensor]:
+        """Features and labels of the whole task."""
+        parts = [(z, y) for _, z, y in self.pass_over(task)]
+        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])

@@ -1,0 +1,70 @@
+"""Experience replay: current and stored images in one batch (Chaudhry et al. 2019; reservoir: Vitter 1985)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protocore.config import option
+from protocore.data.stream import Task
+from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.losses import masked_cross_entropy
+from protocore.methods.replay import Replay
+
+
+@dataclass(frozen=True)
+class EROptions:
+    """How the memory is filled and drawn from."""
+
+    fill: str = option("auto", "what is kept: a reservoir over the stream, or one in each class (auto: by class "
+                       "with --spc, else over the stream)", choices=("auto", "stream", "class"))
+    draw: str = option("uniform", "how a replay batch is drawn: uniform over exemplars, or balanced over classes",
+                       choices=("uniform", "balanced"))
+    current: str = option("all", "classes that compete in the loss of current data: all seen, or only those of "
+                          "the current data (masked)", choices=("all", "masked"))
+
+
+class ER(Method):
+    """One forward pass over current and replayed images; the mean cross entropy of both."""
+
+    name = "er"
+    paper = "Chaudhry et al. 2019, On Tiny Episodic Memories"
+    keeps = "exemplars"
+    Options = EROptions
+    defaults = {"spc": 20}
+
+    def __init__(self, tools: Tools, options: EROptions) -> None:
+        super().__init__(tools, options)
+        self.memory = Replay(tools, options.fill)
+
+    def begin_task(self, task: Task) -> None:
+        self.memory.make_room(len(self.seen))
+
+    def loss(self, batch: Batch) -> Tensor:
+        drawn = self.memory.draw(self.tools.settings.replay_batch, balanced=self.options.draw == "balanced")
+        if drawn is None:
+            return F.cross_entropy(self.net(batch.x), batch.labels)
+        replay = self.tools.view(drawn.images)
+        logits = self.net(torch.cat([batch.x, replay]))
+        labels = torch.cat([batch.labels, drawn.labels.to(batch.labels.device)])
+        if self.options.current == "all":
+            return F.cross_entropy(logits, labels)
+        now = len(batch.labels)
+        classes = torch.tensor(self.current, device=labels.device)
+        return (masked_cross_entropy(logits[:now], labels[:now], classes)
+                + F.cross_entropy(logits[now:], labels[now:]))
+
+    def after_step(self, batch: Batch) -> None:
+        # Each sample is offered once, in the first pass: later passes would fill slots with copies.
+        if batch.first_pass:
+            self.memory.offer(batch.images, batch.labels.cpu())
+
+    def state(self) -> dict[str, Tensor]:
+        return self.memory.tensors()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.memory.load(state)

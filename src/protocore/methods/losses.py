@@ -1,0 +1,50 @@
+"""Losses as pure functions: tensors in, a scalar out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: Tensor, temperature: float = 1.0) -> Tensor:
+    """Cross entropy over a part of the classes only: the other logits get no gradient."""
+    position = torch.full((logits.shape[1],), -1, device=logits.device)
+    position[classes] = torch.arange(len(classes), device=logits.device)
+    return F.cross_entropy(logits[:, classes] / temperature, position[labels])
+
+
+def prototype_distances(z: Tensor, prototypes: Tensor) -> Tensor:
+    """Squared distances of L2-normalised features and prototypes, (N, P): 2 - 2·cosine."""
+    return 2 - 2 * F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
+
+
+def prototype_loss(z: Tensor, labels: Tensor, prototypes: Tensor, prototype_labels: Tensor, *,
+                   temperature: float, own_in_denominator: bool) -> Tensor:
+    """-log of exp(-d_own/τ) over the sum of exp(-d/τ): L_cur_pro and L_pre_pro of the paper (eq. 5, 6).
+
+    The paper prints the ratio itself, to be minimised, which would push samples off their class; the minus
+    logarithm is meant. "Contrastive" sums over the other classes only, "prototypical" over all of them.
+    A sample whose class has no prototype yet is left out; with no other class to hold against, the
+    contrastive form is the pull to the own prototype alone.
+    """
+    closeness = -prototype_distances(z, prototypes) / temperature
+    own = labels[:, None] == prototype_labels[None, :]
+    has_own = own.any(1)
+    if not bool(has_own.any()):
+        return z.sum() * 0
+    closeness, own = closeness[has_own], own[has_own]
+    pull = closeness.masked_fill(~own, 0).sum(1)
+    others = closeness if own_in_denominator else closeness.masked_fill(own, float("-inf"))
+    if others.shape[1] - int(not own_in_denominator) < 1:
+        return -pull.mean()
+    return (torch.logsumexp(others, 1) - pull).mean()
+
+
+def class_means(z: Tensor, labels: Tensor, classes: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean feature of each class over the rows in `keep`, (C, d), and how many rows there were, (C,)."""
+    member = (labels[None, :] == classes[:, None]).to(z.dtype)
+    if keep is not None:
+        member = member * keep.to(z.dtype)
+    count = member.sum(1)
+    return member @ z / count.clamp(min=1)[:, None], count

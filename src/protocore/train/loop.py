@@ -1,0 +1,129 @@
+"""The one training loop of the project."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from protocore.config import Settings
+from protocore.data.stream import Task
+from protocore.errors import UserError
+from protocore.methods.base import Batch, Method
+from protocore.train.device import Machine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many steps a task takes and where each batch comes from; nothing in it depends on past steps."""
+
+    samples: int
+    batch: int
+    steps: int
+    seed: tuple[int, int]  # the run's seed and the number of the task
+    shuffled: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(math.ceil(self.samples / self.batch), 1)
+
+    @property
+    def epochs(self) -> float:
+        return self.steps / self.steps_per_epoch
+
+    def rows(self, start: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """(step, rows of its batch) from step `start` on: the same whether or not the run was interrupted."""
+        epoch, order = -1, torch.arange(self.samples)
+        for step in range(start, self.steps):
+            at = step % self.steps_per_epoch
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                if self.shuffled:
+                    generator = torch.Generator().manual_seed(_mix(*self.seed, epoch))
+                    order = torch.randperm(self.samples, generator=generator)
+            yield step, order[at * self.batch : (at + 1) * self.batch]
+
+
+def plan_for(task: Task, settings: Settings, number: int) -> Plan:
+    per_epoch = max(math.ceil(len(task) / settings.batch), 1)
+    steps = settings.steps or settings.epochs * per_epoch
+    return Plan(len(task), settings.batch, steps, (settings.seed, number))
+
+
+def make_optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    extra = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    return kinds[settings.optimizer](parameters, lr=settings.lr, weight_decay=settings.weight_decay, **extra)
+
+
+def adopt(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Let the optimiser go on with a parameter that has grown: old rows keep their state, new ones start at 0."""
+    for group in optimizer.param_groups:
+        group["params"] = [new if p is old else p for p in group["params"]]
+    state = optimizer.state.pop(old, None)
+    if state is not None:
+        for key, value in state.items():
+            if torch.is_tensor(value) and value.shape == old.shape:
+                grown = torch.zeros_like(new)
+                grown[: len(old)] = value
+                state[key] = grown
+        optimizer.state[new] = state
+
+
+def grow_head(net: nn.Module, classes: int, optimizer: torch.optim.Optimizer | None) -> None:
+    """Room for this many classes; an optimiser that is at work keeps its state."""
+    before = dict(net.named_parameters())
+    if net.grow(classes) and optimizer is not None:  # type: ignore[operator]
+        for name, parameter in net.named_parameters():
+            if before[name] is not parameter:
+                adopt(optimizer, before[name], parameter)
+
+
+def learning_rate(settings: Settings, step: int, plan: Plan) -> float:
+    """The schedule as a pure function of the step, so that a resumed run needs no state for it."""
+    kind, _, milestones = settings.schedule.partition(":")
+    if kind == "constant":
+        return settings.lr
+    if kind == "cosine":
+        return settings.lr * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
+    try:
+        after = [float(m) for m in milestones.split(",")]
+    except ValueError:
+        after = []
+    if kind != "steps" or not after:
+        raise UserError(f"--schedule {settings.schedule!r}: give constant, cosine or steps:35,45")
+    return settings.lr * 0.1 ** sum(step >= m * plan.steps_per_epoch for m in after)
+
+
+def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer, machine: Machine, *,
+        start: int = 0, after_step: Callable[[int, Tensor], None] | None = None) -> None:
+    """Train the method's network on a task from step `start` to the end of the plan."""
+    settings, net = method.tools.settings, method.net
+    net.train()
+    for step, rows in plan.rows(start):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step, plan)
+        images, labels = task.take(rows), task.labels_of(rows)
+        batch = Batch(images, method.tools.view(images), labels.to(machine.device), rows,
+                      first_pass=step < plan.steps_per_epoch)
+        optimizer.zero_grad(set_to_none=True)
+        with machine.autocast():
+            loss = method.loss(batch)
+        loss.backward()
+        optimizer.step()
+        method.after_step(batch)
+        if after_step:
+            after_step(step, loss.detach())
+
+
+def _mix(*numbers: int) -> int:
+    """One seed of several numbers, so that neighbouring runs, tasks and epochs share nothing."""
+    mixed = 0x9E3779B97F4A7C15
+    for number in numbers:
+        mixed = ((mixed ^ number) * 0xBF58476D1CE4E5B9) % 2**64
+        mixed ^= mixed >> 31
+    return mixed % 2**63

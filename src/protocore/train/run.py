@@ -1,0 +1,243 @@
+"""A whole run: a learner over a stream, evaluated after each task, checkpointed, stored in a folder."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import protocore
+from protocore.config import Resolved, read_config_file, resolve
+from protocore.data.benchmarks import benchmark_named, open_stream
+from protocore.data.stream import Stream
+from protocore.errors import UserError
+from protocore.memory.ledger import write_json
+from protocore.methods import method_named
+from protocore.train.evaluate import Row, evaluate
+from protocore.train.learner import Learner
+from protocore.train.metrics import summary
+
+
+def configure(flags: dict[str, Any], *, config_file: Path | None = None, like: dict[str, Any] | None = None) -> Resolved:
+    """Settings from all sources, the later ones winning: method, benchmark, preset, file or earlier run, flags."""
+    given: dict[str, Any] = {}
+    middle: list[tuple[str, dict[str, Any]]] = []
+    if like is not None:
+        middle.append(("--like", {**like["settings"], **like["options"]}))
+    if config_file is not None:
+        middle.append((f"--config {config_file.name}", read_config_file(config_file)))
+    for _, layer in [*middle, ("flag", flags)]:
+        given |= {k.replace("-", "_"): v for k, v in layer.items() if v is not None}
+    method = method_named(str(given.get("method", "protocore")))
+    name = str(given.get("benchmark", "digits"))
+    benchmark, preset = benchmark_named(name), str(given.get("preset", "default"))
+    layers = [
+        (f"method {method.name}", method.defaults),
+        (f"benchmark {name}", benchmark.defaults),
+        (f"preset {preset}", benchmark.presets.get(preset, {})),
+        (f"preset {preset} of {method.name}", method.presets.get(preset, {})),
+        *middle,
+        ("flag", {k: v for k, v in flags.items() if v is not None}),
+    ]
+    if given.get("online"):
+        layers.insert(4, ("--online", {"batch": 10, "replay_batch": 10, "epochs": 1}))
+    return resolve(layers, method.Options)
+
+
+class Reporter(Protocol):
+    """Who is told how a run goes on."""
+
+    def task(self, index: int, of: int, classes: int) -> None: ...
+    def step(self, done: int, of: int, loss: float) -> None: ...
+    def inner(self, what: str, done: int, of: int) -> None: ...
+    def row(self, index: int, row: Row, kept: int) -> None: ...
+
+
+class Quiet:
+    """Tells nobody."""
+
+    def task(self, index: int, of: int, classes: int) -> None: ...
+    def step(self, done: int, of: int, loss: float) -> None: ...
+    def inner(self, what: str, done: int, of: int) -> None: ...
+    def row(self, index: int, row: Row, kept: int) -> None: ...
+
+
+@dataclass
+class Run:
+    """Where a run stands: position and what has been measured. Its dict is part of every checkpoint."""
+
+    position: int = 0  # tasks learned, or (online) samples seen
+    step: int = 0  # steps done of the task or window that is under way
+    class_il: list[list[float]] = field(default_factory=list)
+    task_il: list[list[float]] = field(default_factory=list)
+    per_class: list[dict[str, float]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+    def add(self, row: Row, kept: int) -> None:
+        self.class_il.append(row.class_incremental)
+        self.task_il.append(row.task_incremental)
+        self.per_class.append({str(k): v for k, v in row.per_class.items()})
+        self.kept.append(kept)
+
+
+def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, checkpoint_seconds: float = 30,
+        restart: bool = False, stop: Callable[[], bool] | None = None) -> dict[str, Any]:
+    """Learn the whole stream, or go on where the folder's checkpoint left off. Returns what is in result.json."""
+    reporter = reporter or Quiet()
+    s = config.settings
+    fits = method_named(s.method).fits
+    for wish, name in ((s.online, "online"), (s.blurry, "blurry"), (not s.online, "offline")):
+        if wish and name not in fits:
+            raise UserError(f"{s.method} does not fit {name} learning; it fits {', '.join(fits)}")
+    benchmark = benchmark_named(s.benchmark)
+    stream = open_stream(s)
+    learner = Learner(config, stream.image_shape, mean=benchmark.mean[: stream.image_shape[0]],
+                      std=benchmark.std[: stream.image_shape[0]])
+    job = _Job(learner, stream, Run(), folder, reporter, checkpoint_seconds, stop)
+    checkpoint = folder / "checkpoint.safetensors"
+    if restart:
+        checkpoint.unlink(missing_ok=True)
+    write_json(folder / "config.json", config.to_json())
+    if s.online:
+        job.online(checkpoint)
+    elif learner.method.sees_everything:
+        job.everything()
+    else:
+        job.offline(checkpoint)
+    result = job.result(config)
+    learner.save_memory(folder / "memory.safetensors")
+    learner.save(folder / "learner.safetensors")
+    write_json(folder / "result.json", result)
+    checkpoint.unlink(missing_ok=True)
+    return result
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is written."""
+
+
+@dataclass
+class _Job:
+    learner: Learner
+    stream: Stream
+    run: Run
+    folder: Path
+    reporter: Reporter
+    every: float
+    stop: Callable[[], bool] | None
+    saved: float = field(default_factory=time.monotonic)
+
+    def save(self) -> None:
+        self.learner.save(self.folder / "checkpoint.safetensors", {"run": asdict(self.run)})
+        self.saved = time.monotonic()
+
+    def on_step(self, done: int, of: int, loss: Tensor) -> None:
+        self.run.step = done
+        self.reporter.step(done, of, float(loss))
+        asked = self.stop is not None and self.stop()
+        if done < of and (asked or time.monotonic() - self.saved > self.every):
+            self.save()
+        if asked and done < of:
+            raise Interrupted
+
+    def measure(self, tasks: int) -> None:
+        row = evaluate(self.learner, self.stream, tasks)
+        kept = self.learner.ledger().total
+        self.run.add(row, kept)
+        self.reporter.row(tasks - 1, row, kept)
+
+    def offline(self, checkpoint: Path) -> None:
+        task = None
+        if checkpoint.exists():
+            task = self._reopen(checkpoint, lambda run: self.stream.open(run.position))
+        while self.run.position < len(self.stream):
+            index = self.run.position
+            task = task or self.stream.open(index)
+            self.reporter.task(index, len(self.stream), len(task.classes))
+            self.learner.learn(task, class_names=self.stream.class_names, progress=self.reporter.inner,
+                               on_step=self.on_step, start=self.run.step)
+            task, self.run.step, self.run.position = None, 0, index + 1
+            self.measure(index + 1)
+            if self.run.position < len(self.stream):
+                self.save()
+                if self.stop is not None and self.stop():
+                    raise Interrupted
+
+    def online(self, checkpoint: Path) -> None:
+        """One pass in windows that know nothing of task borders; evaluated where a task ends."""
+        s = self.learner.settings
+        rows, ends = self.stream.online_rows(s.seed)
+        window = max(s.online_window // s.batch, 1) * s.batch
+
+        def cut(start: int) -> Any:
+            return self.stream.window(rows[start : start + window])
+
+        task = self._reopen(checkpoint, lambda run: cut(run.position)) if checkpoint.exists() else None
+        while self.run.position < len(rows):
+            task = task or cut(self.run.position)
+            size, start = len(task), self.run.position
+            self.reporter.task(len(self.run.class_il), len(self.stream), len(task.classes))
+
+            def on_step(done: int, of: int, loss: Tensor, start: int = start) -> None:
+                while len(self.run.class_il) < len(ends) and start + done * s.batch >= ends[len(self.run.class_il)]:
+                    self.measure(len(self.run.class_il) + 1)
+                    self.learner.net.train()
+                self.on_step(done, of, loss)
+
+            self.learner.learn_window(task, class_names=self.stream.class_names, on_step=on_step, start=self.run.step)
+            task, self.run.step, self.run.position = None, 0, start + size
+            if time.monotonic() - self.saved > self.every:
+                self.save()
+        # The last row waits for the end-of-window work, as a device would that has come to rest.
+        del self.run.class_il[-1], self.run.task_il[-1], self.run.per_class[-1], self.run.kept[-1]
+        self.measure(len(self.stream))
+
+    def everything(self) -> None:
+        task = self.stream.everything()
+        self.reporter.task(0, 1, len(task.classes))
+        self.learner.learn(task, class_names=self.stream.class_names, on_step=lambda d, o, x: self.reporter.step(d, o, float(x)))
+        self.measure(len(self.stream))
+
+    def _reopen(self, checkpoint: Path, open_task: Callable[[Run], Any]) -> Any:
+        """Go on from a checkpoint; the task is open again where it was saved inside one."""
+        from protocore.memory.ledger import read_tensors
+
+        _, metadata = read_tensors(checkpoint)
+        import json
+
+        self.run = Run(**json.loads(metadata["protocore"])["extra"]["run"])
+        task = open_task(self.run) if self.run.step else None
+        self.learner.restore(checkpoint, task)
+        return task
+
+    def result(self, config: Resolved) -> dict[str, Any]:
+        learner, seconds = self.learner, {**self.learner.seconds, **self.learner.tools.seconds}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return {
+            "format": 1,
+            "command": f"protocore run {config.settings.method} {config.settings.benchmark}",
+            **config.to_json(),
+            "data_digest": self.stream.digest,
+            "code_version": protocore.__version__,
+            "machine": {"python": platform.python_version(), "torch": torch.__version__, "cores": torch.get_num_threads(),
+                        "processor": platform.machine(), "system": platform.system()},
+            "tasks": len(self.stream),
+            "class_names": list(self.stream.class_names),
+            "class_incremental": {"R": self.run.class_il, **summary(self.run.class_il)},
+            "task_incremental": {"R": self.run.task_il, **summary(self.run.task_il)},
+            "per_class": self.run.per_class,
+            "ledger": learner.ledger().to_json(),
+            "bytes_kept": learner.ledger().total,
+            "bytes_after_each_task": self.run.kept,
+            "seconds": {k: round(v, 3) for k, v in seconds.items()},
+            "images_per_second": round(learner.images_learned / max(learner.seconds["learn"], 1e-9), 1),
+            "peak_memory_bytes": peak,
+        }

@@ -1,0 +1,478 @@
+"""The small VQGAN: bit packing, the quantiser against slow loops, files that lie, training, shipped weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from sklearn.datasets import load_digits, load_sample_images
+
+from protocore.decoders import training, vqgan
+from protocore.decoders.bits import bits_per_code, pack, packed_bytes, unpack
+from protocore.decoders.training import TrainingOptions, train_decoder
+from protocore.decoders.vqgan import VQGAN, Quantiser, VQGANConfig, VQGANDecoder, load, save, search, shipped
+from protocore.errors import DataError
+
+TINY = VQGANConfig(
+    channels=3, factor=4, codes=16, stages=2, code_dim=6, width=12, encoder_width=12, blocks=1, beam=3
+)
+
+
+@pytest.fixture
+def tiny() -> VQGAN:
+    torch.manual_seed(0)
+    model = VQGAN(TINY)
+    for layer in (model.encoder.out, model.decoder.out):  # zero at first: give the convolutions a say
+        torch.nn.init.normal_(layer.weight, std=0.05)
+    return model
+
+
+def structured(count: int, seed: int, size: int = 16, channels: int = 3) -> np.ndarray:
+    """Pictures of smooth waves with random direction, colour and phase."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:size, :size] / size
+    a, b = rng.normal(0, 4, (2, count, 1, 1, 1))
+    phase, level = rng.uniform(0, 6, (count, 1, 1, 1)), rng.uniform(0.2, 0.8, (count, channels, 1, 1))
+    waves = level + 0.2 * np.sin(a * x + b * y + phase)
+    return (waves.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+# bits
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 5000), st.integers(0, 40), st.integers(0, 5), st.integers(0, 2**32 - 1))
+def test_packing_round_trip_is_exact_at_ceil_log2_bits(codes: int, count: int, rows: int, seed: int) -> None:
+    indices = np.random.default_rng(seed).integers(0, codes, (rows, count))
+    stored = pack(indices, codes)
+    width = next(b for b in range(1, 20) if 2**b >= codes)
+    assert bits_per_code(codes) == width
+    assert {len(row) for row in stored} <= {-(-count * width // 8)}
+    assert np.array_equal(unpack(stored, count, codes), indices)
+
+
+def test_packing_matches_a_string_of_bits() -> None:
+    indices = np.array([[5, 0, 511, 256, 3]])
+    text = "".join(f"{i:09b}" for i in indices[0]).ljust(48, "0")
+    assert pack(indices, 512) == [int(text, 2).to_bytes(6, "big")]
+
+
+def test_unpacking_refuses_wrong_length_padding_and_range() -> None:
+    (row,) = pack(np.array([[1, 2, 3]]), 500)
+    for bad in (row[:-1], row + b"\0", row[:-1] + bytes([row[-1] | 1])):
+        with pytest.raises(DataError):
+            unpack([bad], 3, 500)
+    with pytest.raises(DataError, match="511"):
+        unpack(pack(np.array([[511]]), 512), 1, 500)
+    for wrong in ([[500]], [[-1]]):
+        with pytest.raises(DataError):
+            pack(np.array(wrong), 500)
+
+
+# quantiser
+
+
+def test_greedy_search_is_the_nearest_code_stage_after_stage() -> None:
+    generator = torch.Generator().manual_seed(1)
+    vectors, books = torch.randn(30, 5, generator=generator), torch.randn(3, 11, 5, generator=generator)
+    for row, found in zip(vectors, search(vectors, books), strict=True):
+        for stage in range(3):
+            distances = [float((row - code).square().sum()) for code in books[stage]]
+            assert int(found[stage]) == int(np.argmin(distances))
+            row = row - books[stage, found[stage]]
+
+
+def test_beam_search_matches_a_slow_beam_and_a_full_beam_is_the_optimum() -> None:
+    generator = torch.Generator().manual_seed(2)
+    vectors, books = torch.randn(20, 4, generator=generator), torch.randn(3, 6, 4, generator=generator)
+
+    def slow(vector: torch.Tensor, beam: int) -> tuple[int, ...]:
+        kept: list[tuple[float, tuple[int, ...], torch.Tensor]] = [(0.0, (), vector)]
+        for book in books:
+            grown = [
+                (float((rest - code).square().sum()), (*path, i), rest - code)
+                for _, path, rest in kept
+                for i, code in enumerate(book)
+            ]
+            kept = sorted(grown, key=lambda entry: entry[0])[:beam]
+        return kept[0][1]
+
+    for beam in (1, 2, 5, 6**3):
+        found = search(vectors, books, beam)
+        assert [tuple(row.tolist()) for row in found] == [slow(vector, beam) for vector in vectors]
+
+
+def test_search_does_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, books = torch.randn(50, 4), torch.randn(2, 8, 4)
+    whole = search(vectors, books, 2)
+    monkeypatch.setattr(vqgan, "_CHUNK_SCORES", 7 * 16)
+    assert torch.equal(search(vectors, books, 2), whole)
+
+
+def test_every_residual_stage_lowers_the_error() -> None:
+    generator = torch.Generator().manual_seed(3)
+    vectors = torch.randn(3000, 6, generator=generator)
+    books, rest = [], vectors
+    for _ in range(4):
+        books.append(training.kmeans(rest, 32, generator))
+        rest = rest - books[-1][search(rest, books[-1][None])[:, 0]]
+    stack = torch.stack(books)
+    errors = [
+        float((vectors - stack[torch.arange(k), search(vectors, stack[:k])].sum(1)).square().mean())
+        for k in range(1, 5)
+    ]
+    assert all(after < 0.75 * before for before, after in zip(errors, errors[1:], strict=False))
+
+
+def test_gradient_passes_straight_through(tiny: VQGAN) -> None:
+    decoder = VQGANDecoder(tiny, (3, 16, 16))
+    z = torch.randn(2, *decoder.latent_shape, requires_grad=True)
+    weight = torch.randn_like(z)
+    (decoder.quantise(z) * weight).sum().backward()
+    assert z.grad is not None
+    assert torch.equal(z.grad, weight)
+    assert not torch.equal(decoder.quantise(z), z)
+
+
+def test_moving_average_follows_a_slow_reference() -> None:
+    torch.manual_seed(4)
+    quantiser = Quantiser(TINY)
+    counts, sums = quantiser.counts.numpy().copy(), quantiser.sums.numpy().copy()
+    books = quantiser.codebooks.numpy().copy()
+    for _ in range(3):
+        z = torch.randn(4, 6, 3, 2)
+        indices = quantiser.indices(z, 2)
+        quantiser.update(z, indices, decay=0.9)
+        hits, total = np.zeros_like(counts), np.zeros_like(sums)
+        for n in range(4):
+            for i in range(3):
+                for j in range(2):
+                    rest = z[n, :, i, j].numpy()
+                    for stage in range(2):
+                        code = int(indices[n, stage, i, j])
+                        hits[stage, code] += 1
+                        total[stage, code] += rest
+                        rest = rest - books[stage, code]
+        counts, sums = 0.9 * counts + 0.1 * hits, 0.9 * sums + 0.1 * total
+        books = sums / counts[..., None]
+        np.testing.assert_allclose(quantiser.codebooks.numpy(), books, atol=1e-5)
+
+
+def test_skipped_stages_keep_their_codes() -> None:
+    quantiser = Quantiser(TINY)
+    before = quantiser.codebooks.clone()
+    z = torch.randn(4, 6, 3, 3)
+    quantiser.update(z, quantiser.indices(z, 2), decay=0.5, skip=1)
+    assert torch.equal(quantiser.codebooks[0], before[0])
+    assert not torch.equal(quantiser.codebooks[1], before[1])
+
+
+def test_dead_codes_come_back_to_life() -> None:
+    torch.manual_seed(5)
+    quantiser, generator = Quantiser(TINY), torch.Generator().manual_seed(0)
+    quantiser.codebooks[:, 5:] = 1000.0  # nothing will ever fall there
+    quantiser.seed_averages()
+    z = torch.randn(64, 6, 4, 4)
+    used = lambda: [len(row.unique()) for row in quantiser.indices(z, 2).transpose(0, 1).flatten(1)]  # noqa: E731
+    assert max(used()) <= 5
+    for _ in range(60):
+        quantiser.update(z, quantiser.indices(z, 2), decay=0.9)
+    moved = quantiser.revive(z, quantiser.indices(z, 2), generator)
+    assert moved == 22
+    assert min(used()) >= 14
+
+
+# the interface
+
+
+def test_bytes_round_trip_and_length(tiny: VQGAN) -> None:
+    for stages in (1, 2):
+        decoder = VQGANDecoder(tiny, (3, 20, 14), stages)
+        images = torch.rand(5, 3, 20, 14)
+        z = decoder.encode(images)
+        assert tuple(z.shape[1:]) == decoder.latent_shape == (6, 5, 4)
+        stored = decoder.to_bytes(z)
+        assert {len(row) for row in stored} == {decoder.exemplar_bytes} == {packed_bytes(stages * 20, 16)}
+        back = decoder.from_bytes(stored)
+        torch.testing.assert_close(back, decoder.quantise(z), atol=1e-6, rtol=0)
+        first = unpack(stored, stages * 20, 16)[0].reshape(stages, 5, 4)
+        code = sum(tiny.quantiser.codebooks[s, first[s, 2, 3]] for s in range(stages))
+        torch.testing.assert_close(back[0, :, 2, 3], code)
+        with pytest.raises(DataError):
+            decoder.from_bytes([stored[0][:-1]])
+    assert VQGANDecoder(tiny, (3, 20, 14)).from_bytes([]).shape == (0, 6, 5, 4)
+
+
+@pytest.mark.parametrize("side", [(32, 32), (64, 64), (224, 224), (28, 28), (33, 47), (5, 3), (1, 1)])
+def test_same_weights_serve_every_size(tiny: VQGAN, side: tuple[int, int]) -> None:
+    decoder = VQGANDecoder(tiny, (3, *side))
+    images = torch.rand(1, 3, *side)
+    decoded = decoder.decode(decoder.from_bytes(decoder.to_bytes(decoder.encode(images))))
+    assert decoded.shape == images.shape
+    assert 0 <= float(decoded.min()) <= float(decoded.max()) <= 1
+
+
+def test_padding_mirrors_like_numpy() -> None:
+    for height, width in ((5, 7), (3, 2), (9, 8)):
+        images = torch.rand(2, 3, height, width)
+        bottom, right = -height % 8, -width % 8
+        expected = np.pad(images.numpy(), ((0, 0), (0, 0), (0, bottom), (0, right)), mode="reflect")
+        assert np.array_equal(vqgan.reflect_pad(images, 8).numpy(), expected)
+
+
+def test_the_network_is_frozen_but_z_is_not(tiny: VQGAN) -> None:
+    decoder = VQGANDecoder(tiny, (3, 16, 16))
+    assert not any(p.requires_grad for p in tiny.parameters())
+    assert not tiny.training
+    z = decoder.encode(torch.rand(1, 3, 16, 16)).requires_grad_()
+    decoder.decode(z).sum().backward()
+    assert z.grad is not None
+    assert float(z.grad.abs().sum()) > 0
+
+
+def test_shared_bytes_count_decoder_and_codebooks_in_use(tiny: VQGAN) -> None:
+    parts = {k: 2 * sum(p.numel() for p in getattr(tiny, k).parameters()) for k in ("encoder", "decoder")}
+    decoder = VQGANDecoder(tiny, (3, 16, 16), stages=1)
+    assert decoder.shared_bytes == parts["decoder"] + 2 * 16 * 6
+    assert decoder.encoder_bytes == parts["encoder"]
+    assert decoder.with_shape((3, 16, 16), 2).shared_bytes == parts["decoder"] + 2 * 2 * 16 * 6
+
+
+def test_digest_follows_weights_shape_and_stages(tiny: VQGAN) -> None:
+    base = VQGANDecoder(tiny, (3, 16, 16))
+    digests = {base.digest, base.with_shape((3, 16, 17)).digest, base.with_shape((3, 16, 16), 1).digest}
+    assert base.with_shape((3, 16, 16)).digest == base.digest
+    tiny.decoder.linear.weight.view(-1)[0] += 1
+    digests.add(VQGANDecoder(tiny, (3, 16, 16)).digest)
+    assert len(digests) == 4
+
+
+def test_mistakes_are_told(tiny: VQGAN) -> None:
+    for bad in ({"channels": 2}, {"factor": 6}, {"codes": 1}, {"stages": 0}, {"width": 2**40}, {"codes": 3.0}):
+        with pytest.raises(DataError, match=next(iter(bad))):
+            VQGANConfig(**bad)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="channels"):
+        VQGANDecoder(tiny, (1, 16, 16))
+    with pytest.raises(DataError, match="stages"):
+        VQGANDecoder(tiny, (3, 16, 16), 3)
+    with pytest.raises(DataError, match="shape"):
+        VQGANDecoder(tiny, (3, 16, 16)).encode(torch.rand(1, 3, 8, 8))
+    with pytest.raises(DataError, match="channels"):
+        shipped(2)
+
+
+# files
+
+
+def test_a_saved_decoder_comes_back(tiny: VQGAN, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.safetensors"
+    save(tiny, path)
+    again = load(path, (3, 16, 16))
+    assert again.digest == VQGANDecoder(tiny, (3, 16, 16)).digest
+    images = torch.rand(3, 3, 16, 16)
+    torch.testing.assert_close(again.encode(images), tiny.encoder(images), atol=5e-3, rtol=5e-3)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_diverged_model_is_not_saved(tiny: VQGAN, tmp_path: Path) -> None:
+    with torch.no_grad():
+        tiny.decoder.linear.weight[0] = 1e6
+    with pytest.raises(DataError, match="float16"):
+        save(tiny, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_truncated_and_bit_flipped_files_are_refused(tiny: VQGAN, tmp_path: Path) -> None:
+    path, bad = tmp_path / "a.safetensors", tmp_path / "bad.safetensors"
+    save(tiny, path)
+    raw = path.read_bytes()
+    digest = load(path).digest
+    rng = np.random.default_rng(0)
+    for cut in (0, 7, 8, 100, len(raw) // 2, len(raw) - 1):
+        bad.write_bytes(raw[:cut])
+        with pytest.raises(DataError, match=r"bad\.safetensors"):
+            load(bad)
+    header = 8 + int.from_bytes(raw[:8], "little")
+    places = np.concatenate([np.arange(8), rng.integers(8, header, 150), rng.integers(header, len(raw), 50)])
+    for place in places:
+        damaged = bytearray(raw)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        bad.write_bytes(bytes(damaged))
+        try:
+            assert load(bad).digest == digest  # a flip in white space or the order of keys may be harmless
+        except DataError:
+            continue
+    with pytest.raises(DataError, match="read"):
+        load(tmp_path / "absent.safetensors")
+
+
+def test_lying_files_are_refused(tiny: VQGAN, tmp_path: Path) -> None:
+    path, bad = tmp_path / "a.safetensors", tmp_path / "bad.safetensors"
+    save(tiny, path)
+    weights = load_tensors(path.read_bytes())
+    raw = path.read_bytes()
+    meta = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    config = asdict(TINY)
+
+    def other(**values: object) -> str:
+        return json.dumps({**config, **values})
+
+    name = "quantiser.codebooks"
+    lies = {
+        "version": (weights, {**meta, "version": "2"}),
+        "not a VQGAN": (weights, {**meta, "format": "x"}),
+        "hash": (weights, {**meta, "sha256": "0" * 64}),
+        "lacks": ({k: v for k, v in weights.items() if k != name}, meta),
+        "extra": ({**weights, "more": torch.zeros(1)}, meta),
+        "header says": ({**weights, name: weights[name][:, :8].contiguous()}, meta),
+        "float32": ({**weights, name: weights[name].float()}, meta),
+        "finite": ({**weights, name: weights[name] * float("nan")}, meta),
+        "width": (weights, {**meta, "config": other(width=2**60)}),
+        "fields": (weights, {**meta, "config": other(more=1)}),
+        "says": (weights, {**meta, "config": other(width=1024, blocks=32)}),
+        "configuration": (weights, {**meta, "config": "{"}),
+    }
+    for told, (tensors, header) in lies.items():
+        bad.write_bytes(save_tensors(tensors, header))
+        with pytest.raises(DataError, match=told):
+            load(bad)
+
+
+# training
+
+
+def test_training_lowers_the_loss_and_repeats_by_seed(tmp_path: Path) -> None:
+    images, held_out = structured(200, 0), structured(24, 1)
+    options = TrainingOptions(batch=16, adversarial=0.3)
+    rows: list[dict[str, float]] = []
+
+    def run(seed: int, out: Path | None = None) -> dict:
+        return train_decoder(
+            images,
+            TINY,
+            steps=60,
+            seed=seed,
+            held_out=held_out,
+            options=options,
+            progress=rows.append,
+            out=out,
+        )
+
+    out = tmp_path / "w.safetensors"
+    first, again, different = run(3, out), run(3), run(4)
+    assert first["loss_last"] < first["loss_first"] - 0.05
+    assert len(rows) == 180
+    assert first["digest"] == again["digest"] != different["digest"]
+    assert [entry["stages"] for entry in first["held_out"]] == [1, 2]
+    coarse, fine = first["held_out"]
+    assert coarse["psnr"] + 1 < fine["psnr"]
+    assert all(0 < share <= 1 for share in fine["codes_used"])
+    assert all(1 < value <= 16 for value in fine["perplexity"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["w.json", "w.png", "w.safetensors"]
+    assert json.loads((tmp_path / "w.json").read_text())["digest"] == first["digest"]
+    assert load(out, (3, 16, 16)).digest == first["digest"]
+    resumed = train_decoder(
+        images, TINY, steps=1, held_out=held_out, resume=out, options=TrainingOptions(learning_rate=1e-6)
+    )
+    assert abs(resumed["held_out"][-1]["psnr"] - fine["psnr"]) < 0.3
+
+
+def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
+    pictures = structured(5, 2)
+    told = training.evaluate(tiny, pictures, 2)
+    decoder = VQGANDecoder(tiny, (3, 16, 16))
+    values, errors = [], []
+    for picture in pictures:
+        image = torch.from_numpy(picture)[None].float() / 255
+        decoded = decoder.decode(decoder.quantise(decoder.encode(image)))
+        error = np.mean((np.round(decoded.numpy() * 255) / 255 - image.numpy()) ** 2)
+        errors.append(error)
+        values.append(10 * np.log10(1 / error))
+    assert told["psnr"] == pytest.approx(np.mean(values), abs=1e-3)
+    assert told["psnr_of_mean_mse"] == pytest.approx(10 * np.log10(1 / np.mean(errors)), abs=1e-3)
+
+
+def test_starting_point_is_the_best_linear_code() -> None:
+    """Before the first step, with codes that cost nothing, the model is the projection on the components."""
+    config = VQGANConfig(
+        channels=1, factor=4, codes=4, stages=1, code_dim=3, width=12, encoder_width=12, blocks=1
+    )
+    images = torch.from_numpy(structured(300, 5, 8, 1)).float() / 255
+    model = VQGAN(config)
+    training.initialise(model, [images], torch.Generator().manual_seed(0))
+    patches = images.reshape(300, 2, 4, 2, 4).transpose(2, 3).reshape(-1, 16).numpy()
+    singular = np.linalg.svd(patches - patches.mean(0), compute_uv=False)
+    with torch.no_grad():
+        error = float((model.decoder(model.encoder(images)) - images).square().sum())
+    assert error == pytest.approx(float((singular[3:] ** 2).sum()), rel=1e-3)
+
+
+def test_arrays_of_two_sizes_train_together() -> None:
+    config = VQGANConfig(channels=1, factor=4, codes=8, stages=1, code_dim=4, width=12, encoder_width=12, blocks=0)
+    arrays = [structured(40, 0, 10, 1), structured(40, 1, 8, 1)]
+    report = train_decoder(arrays, config, steps=5, held_out=arrays[0], options=TrainingOptions(batch=8))
+    assert report["steps"] == 5
+    assert len(report["training_pictures"]) == 2
+
+
+def test_training_refuses_what_it_cannot_use() -> None:
+    images = structured(8, 0)
+    for bad in (images[:, :1], images.astype(np.float32), images[:0]):
+        with pytest.raises(DataError, match="uint8"):
+            train_decoder(bad, TINY, steps=1, held_out=images)
+    for amount in ({}, {"steps": 1, "minutes": 1.0}, {"steps": -1}):
+        with pytest.raises(DataError, match="minutes"):
+            train_decoder(images, TINY, held_out=images, **amount)
+    with pytest.raises(DataError, match="points"):
+        train_decoder(images, TINY, held_out=images, steps=1, points=(1,))
+
+
+# what ships
+
+
+def crops(side: int) -> np.ndarray:
+    """Crops of the two photographs that come with scikit-learn, shrunk four times first."""
+    cut = []
+    for photograph in load_sample_images().images:
+        small = torch.nn.functional.avg_pool2d(torch.tensor(photograph).permute(2, 0, 1).float(), 4)
+        rows, columns = small.shape[1] // side, small.shape[2] // side
+        tiles = small[:, : rows * side, : columns * side].reshape(3, rows, side, columns, side)
+        cut.append(tiles.permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side))
+    return torch.cat(cut).round().to(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shipped_weights_are_small_and_say_how_they_were_made(channels: int) -> None:
+    path = shipped(channels)
+    decoder = load(path)
+    assert path.stat().st_size < 1_000_000
+    assert decoder.shared_bytes + decoder.encoder_bytes < path.stat().st_size
+    made = json.loads(path.with_suffix(".json").read_text())
+    assert made["digest_of_weights"] == vqgan.weights_digest(decoder.model)
+    assert {"command", "seed", "data", "minutes", "steps", "measured"} <= made.keys()
+
+
+FLOORS_COLOUR = {4: 22.0, 8: 24.0}
+
+
+@pytest.mark.parametrize(("stages", "size"), [(4, 72), (8, 144)])
+def test_shipped_colour_decoder_on_photographs(stages: int, size: int) -> None:
+    decoder = load(shipped(3), stages=stages)
+    assert decoder.exemplar_bytes == size
+    told = training.evaluate(decoder.model, crops(32), stages)
+    assert told["psnr"] > FLOORS_COLOUR[stages]
+
+
+def test_shipped_grey_decoder_on_digits() -> None:
+    decoder = load(shipped(1), (1, 8, 8))
+    digits = (load_digits().images[:, None] * 255 / 16).round().astype(np.uint8)[-300:]
+    told = training.evaluate(decoder.model, digits, decoder.stages)
+    assert told["psnr"] > 20
