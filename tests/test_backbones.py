@@ -101,7 +101,8 @@ def test_resnet_maps(stem: str, sides: list[int], depth: int, expansion: int) ->
 def test_bottleneck_strides_in_its_3x3_convolution() -> None:
     block = ResNet(50, width=4).get_submodule("stages.1.0.residual")
     convs = [m for m in block.modules() if isinstance(m, nn.Conv2d)]
-    assert [(m.kernel_size[0], m.stride[0], m.out_channels) for m in convs] == [(1, 1, 8), (3, 2, 8), (1, 1, 32)]
+    sizes = [(m.kernel_size[0], m.stride[0], m.out_channels) for m in convs]
+    assert sizes == [(1, 1, 8), (3, 2, 8), (1, 1, 32)]
 
 
 def test_resnet_block_against_its_formula() -> None:

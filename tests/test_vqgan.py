@@ -1,7 +1,8 @@
-"""The small VQGAN: bit packing, the quantiser against slow loops, files that lie, training, shipped weights."""
+"""The small VQGAN: bits, the quantiser against slow loops, files that lie, training, shipped weights."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,16 @@ from protocore.decoders.vqgan import VQGAN, Quantiser, VQGANConfig, VQGANDecoder
 from protocore.errors import DataError
 
 TINY = VQGANConfig(
-    channels=3, factor=4, codes=16, stages=2, code_dim=6, width=12, encoder_width=12, blocks=1, beam=3
+    channels=3,
+    factor=4,
+    codes=16,
+    stages=2,
+    code_dim=6,
+    code_rank=4,
+    width=12,
+    encoder_width=12,
+    blocks=1,
+    beam=3,
 )
 
 
@@ -30,6 +40,7 @@ TINY = VQGANConfig(
 def tiny() -> VQGAN:
     torch.manual_seed(0)
     model = VQGAN(TINY)
+    model.quantiser.bases.copy_(torch.linalg.qr(torch.randn(2, 6, 4)).Q)
     for layer in (model.encoder.out, model.decoder.out):  # zero at first: give the convolutions a say
         torch.nn.init.normal_(layer.weight, std=0.05)
     return model
@@ -129,7 +140,7 @@ def test_every_residual_stage_lowers_the_error() -> None:
         float((vectors - stack[torch.arange(k), search(vectors, stack[:k])].sum(1)).square().mean())
         for k in range(1, 5)
     ]
-    assert all(after < 0.75 * before for before, after in zip(errors, errors[1:], strict=False))
+    assert all(after < 0.75 * before for before, after in itertools.pairwise(errors))
 
 
 def test_gradient_passes_straight_through(tiny: VQGAN) -> None:
@@ -145,8 +156,9 @@ def test_gradient_passes_straight_through(tiny: VQGAN) -> None:
 def test_moving_average_follows_a_slow_reference() -> None:
     torch.manual_seed(4)
     quantiser = Quantiser(TINY)
+    quantiser.bases.copy_(torch.linalg.qr(torch.randn(2, 6, 4)).Q)
+    bases, codes = quantiser.bases.numpy(), quantiser.codes.numpy().copy()
     counts, sums = quantiser.counts.numpy().copy(), quantiser.sums.numpy().copy()
-    books = quantiser.codebooks.numpy().copy()
     for _ in range(3):
         z = torch.randn(4, 6, 3, 2)
         indices = quantiser.indices(z, 2)
@@ -159,26 +171,26 @@ def test_moving_average_follows_a_slow_reference() -> None:
                     for stage in range(2):
                         code = int(indices[n, stage, i, j])
                         hits[stage, code] += 1
-                        total[stage, code] += rest
-                        rest = rest - books[stage, code]
+                        total[stage, code] += bases[stage].T @ rest
+                        rest = rest - bases[stage] @ codes[stage, code]
         counts, sums = 0.9 * counts + 0.1 * hits, 0.9 * sums + 0.1 * total
-        books = sums / counts[..., None]
-        np.testing.assert_allclose(quantiser.codebooks.numpy(), books, atol=1e-5)
+        codes = sums / counts[..., None]
+        np.testing.assert_allclose(quantiser.codes.numpy(), codes, atol=1e-5)
 
 
 def test_skipped_stages_keep_their_codes() -> None:
     quantiser = Quantiser(TINY)
-    before = quantiser.codebooks.clone()
+    before = quantiser.codes.clone()
     z = torch.randn(4, 6, 3, 3)
     quantiser.update(z, quantiser.indices(z, 2), decay=0.5, skip=1)
-    assert torch.equal(quantiser.codebooks[0], before[0])
-    assert not torch.equal(quantiser.codebooks[1], before[1])
+    assert torch.equal(quantiser.codes[0], before[0])
+    assert not torch.equal(quantiser.codes[1], before[1])
 
 
 def test_dead_codes_come_back_to_life() -> None:
     torch.manual_seed(5)
     quantiser, generator = Quantiser(TINY), torch.Generator().manual_seed(0)
-    quantiser.codebooks[:, 5:] = 1000.0  # nothing will ever fall there
+    quantiser.codes[:, 5:] = 1000.0  # nothing will ever fall there
     quantiser.seed_averages()
     z = torch.randn(64, 6, 4, 4)
     used = lambda: [len(row.unique()) for row in quantiser.indices(z, 2).transpose(0, 1).flatten(1)]  # noqa: E731
@@ -204,7 +216,7 @@ def test_bytes_round_trip_and_length(tiny: VQGAN) -> None:
         back = decoder.from_bytes(stored)
         torch.testing.assert_close(back, decoder.quantise(z), atol=1e-6, rtol=0)
         first = unpack(stored, stages * 20, 16)[0].reshape(stages, 5, 4)
-        code = sum(tiny.quantiser.codebooks[s, first[s, 2, 3]] for s in range(stages))
+        code = sum(tiny.quantiser.codebooks(2)[s, first[s, 2, 3]] for s in range(stages))
         torch.testing.assert_close(back[0, :, 2, 3], code)
         with pytest.raises(DataError):
             decoder.from_bytes([stored[0][:-1]])
@@ -241,9 +253,9 @@ def test_the_network_is_frozen_but_z_is_not(tiny: VQGAN) -> None:
 def test_shared_bytes_count_decoder_and_codebooks_in_use(tiny: VQGAN) -> None:
     parts = {k: 2 * sum(p.numel() for p in getattr(tiny, k).parameters()) for k in ("encoder", "decoder")}
     decoder = VQGANDecoder(tiny, (3, 16, 16), stages=1)
-    assert decoder.shared_bytes == parts["decoder"] + 2 * 16 * 6
+    assert decoder.shared_bytes == parts["decoder"] + 2 * (16 * 4 + 6 * 4)
     assert decoder.encoder_bytes == parts["encoder"]
-    assert decoder.with_shape((3, 16, 16), 2).shared_bytes == parts["decoder"] + 2 * 2 * 16 * 6
+    assert decoder.with_shape((3, 16, 16), 2).shared_bytes == parts["decoder"] + 4 * (16 * 4 + 6 * 4)
 
 
 def test_digest_follows_weights_shape_and_stages(tiny: VQGAN) -> None:
@@ -256,7 +268,7 @@ def test_digest_follows_weights_shape_and_stages(tiny: VQGAN) -> None:
 
 
 def test_mistakes_are_told(tiny: VQGAN) -> None:
-    for bad in ({"channels": 2}, {"factor": 6}, {"codes": 1}, {"stages": 0}, {"width": 2**40}, {"codes": 3.0}):
+    for bad in ({"channels": 2}, {"factor": 6}, {"codes": 1}, {"stages": 0}, {"width": 2**40}, {"blocks": 1.0}):
         with pytest.raises(DataError, match=next(iter(bad))):
             VQGANConfig(**bad)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="channels"):
@@ -325,7 +337,7 @@ def test_lying_files_are_refused(tiny: VQGAN, tmp_path: Path) -> None:
     def other(**values: object) -> str:
         return json.dumps({**config, **values})
 
-    name = "quantiser.codebooks"
+    name = "quantiser.codes"
     lies = {
         "version": (weights, {**meta, "version": "2"}),
         "not a VQGAN": (weights, {**meta, "format": "x"}),
@@ -368,7 +380,7 @@ def test_training_lowers_the_loss_and_repeats_by_seed(tmp_path: Path) -> None:
 
     out = tmp_path / "w.safetensors"
     first, again, different = run(3, out), run(3), run(4)
-    assert first["loss_last"] < first["loss_first"] - 0.05
+    assert first["loss_last"] < first["loss_first"] - 0.03
     assert len(rows) == 180
     assert first["digest"] == again["digest"] != different["digest"]
     assert [entry["stages"] for entry in first["held_out"]] == [1, 2]
@@ -403,7 +415,7 @@ def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
 def test_starting_point_is_the_best_linear_code() -> None:
     """Before the first step, with codes that cost nothing, the model is the projection on the components."""
     config = VQGANConfig(
-        channels=1, factor=4, codes=4, stages=1, code_dim=3, width=12, encoder_width=12, blocks=1
+        channels=1, factor=4, codes=4, stages=1, code_dim=3, code_rank=3, width=12, encoder_width=12, blocks=1
     )
     images = torch.from_numpy(structured(300, 5, 8, 1)).float() / 255
     model = VQGAN(config)
@@ -416,7 +428,9 @@ def test_starting_point_is_the_best_linear_code() -> None:
 
 
 def test_arrays_of_two_sizes_train_together() -> None:
-    config = VQGANConfig(channels=1, factor=4, codes=8, stages=1, code_dim=4, width=12, encoder_width=12, blocks=0)
+    config = VQGANConfig(
+        channels=1, factor=4, codes=8, stages=1, code_dim=4, code_rank=4, width=12, encoder_width=12, blocks=0
+    )
     arrays = [structured(40, 0, 10, 1), structured(40, 1, 8, 1)]
     report = train_decoder(arrays, config, steps=5, held_out=arrays[0], options=TrainingOptions(batch=8))
     assert report["steps"] == 5

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +27,7 @@ def option(default: Any, help: str, *, group: str = "method", choices: Iterable[
 
 def parse_bytes(text: str | int) -> int:
     """`64KB`, `1.5 MB`, `2MiB` or a bare number of bytes. KB is 1,000 bytes, KiB 1,024."""
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         size = text
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?\s*", str(text), re.IGNORECASE)
@@ -33,7 +35,7 @@ def parse_bytes(text: str | int) -> int:
             raise UserError(f"--budget {text!r} is not a size; write for example 4096, 64KB, 1.5MB or 2MiB")
         unit = (match[2] or "B").lower()
         scale = 1024 if "i" in unit else 1000
-        size = int(float(match[1]) * scale ** "bkmg".index(unit[0]))
+        size = int(Decimal(match[1]) * scale ** "bkmg".index(unit[0]))  # 1.005KB is 1005 bytes, not 1004
     if size <= 0:
         raise UserError(f"--budget {text!r} must be more than 0 bytes")
     return size
@@ -41,11 +43,13 @@ def parse_bytes(text: str | int) -> int:
 
 def format_bytes(count: float) -> str:
     """Bytes as people read them, in the units that `parse_bytes` takes."""
-    for unit in ("B", "KB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("KB", "MB"):
         count /= 1000
-    return f"{count:,.2f} GB"
+        if count < 999.95:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.2f} GB"
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,17 @@ class Settings:
     def __post_init__(self) -> None:
         at_least = {"epochs": 1, "batch": 1, "replay_batch": 0, "online_window": 1, "blurry": 0, "seed": 0,
                     "classes_per_task": 1, "images_per_class": 1, "image_size": 4, "spc": 1, "capacity": 1,
-                    "steps": 1, "threads": 1, "width": 1}
+                    "steps": 1, "threads": 1, "width": 1, "momentum": 0, "weight_decay": 0, "label_smoothing": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{flag(name)} {value} must be at least {least}")
         if self.blurry > 90:
             raise UserError(f"--blurry {self.blurry} leaves a task almost none of its own classes; give 0 to 90")
+        if self.label_smoothing > 1:
+            raise UserError(f"--label-smoothing {self.label_smoothing} must be at most 1")
+        if self.seed >= 2**63:
+            raise UserError(f"--seed {self.seed} must be less than 2^63")
         if not self.lr > 0:
             raise UserError(f"--lr {self.lr} must be more than 0")
         if self.online and self.steps:
@@ -149,20 +157,21 @@ def convert(cls: type, name: str, value: Any) -> Any:
     if name == "budget":
         return parse_bytes(value)
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
         if isinstance(value, bool):
             return value
-        if str(value).lower() in words:
-            return words[str(value).lower()]
+        for words, meant in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
+            if str(value).lower() in words:
+                return meant
         raise UserError(f"{flag(name)} {value!r} is neither true nor false")
+    words = {int: "a whole number", float: "a number", str: "a word"}
     try:
-        if kind is int and not isinstance(value, int) and int(str(value)) != float(str(value)):
+        if isinstance(value, bool | list | dict):  # what a file may hold where one word or number belongs
             raise ValueError
-        result = kind(value)
+        result = kind(str(value)) if kind is int else kind(value)  # int(2.5) would be 2
+        if kind is float and not math.isfinite(result):
+            raise ValueError
     except (TypeError, ValueError):
-        raise UserError(f"{flag(name)} {value!r} is not {'a whole number' if kind is int else 'a number'}") from None
-    if isinstance(result, float) and result != result:
-        raise UserError(f"{flag(name)} {value!r} is not a number")
+        raise UserError(f"{flag(name)} {value!r} is not {words[kind]}") from None
     if choices and result not in choices:
         raise UserError(f"{flag(name)} {value!r}: choose one of {', '.join(choices)}")
     return result
@@ -200,14 +209,14 @@ def resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], options_cls: type) 
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"; did you mean {flag(near[0])}?" if near else ""
                 raise UserError(f"unknown setting {flag(key)} (from {source}){hint}")
+        given = {key: convert(known[key], key, value) for key, value in given.items()}
         # One way of saying how much is kept replaces another that an earlier layer chose.
         if any(given.get(name) is not None for name in SIZES):
             for name in SIZES:
                 values.pop(name, None)
                 sources[name] = "default"
-        for key, value in given.items():
-            values[key] = convert(known[key], key, value)
-            sources[key] = source
+        values |= given
+        sources |= dict.fromkeys(given, source)
     settings = Settings(**{k: v for k, v in values.items() if known[k] is Settings})
     options = options_cls(**{k: v for k, v in values.items() if known[k] is options_cls})
     return Resolved(settings, options, sources)
@@ -216,11 +225,11 @@ def resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], options_cls: type) 
 def read_config_file(path: Path) -> dict[str, Any]:
     """A flat YAML or TOML file of settings."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path}: cannot be read ({error})") from None
     try:
-        if path.suffix == ".toml":
+        if path.suffix.lower() == ".toml":
             table = tomllib.loads(text)
         else:
             import yaml

@@ -22,6 +22,9 @@ class Weights:
     shift: float = 0.1
 
 
+DEFAULT = Weights()
+
+
 @dataclass(frozen=True)
 class Goals:
     """What each exemplar (a row) is pulled to. NaN rows have no such goal."""
@@ -43,11 +46,12 @@ class Condensed:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """d(a, b): mean squared distance of L2-normalised features over the rows whose goal is not NaN."""
+    """d(a, b): mean over all rows of the squared distance of L2-normalised features; rows whose goal is NaN add 0.
+
+    A mean over the rows that have the goal would make a goal's weight depend on how many others have it.
+    """
     given = ~b.isnan().any(1)
-    if not bool(given.any()):
-        return a.sum() * 0
-    return (F.normalize(a[given], dim=1) - F.normalize(b[given], dim=1)).square().sum(1).mean()
+    return (F.normalize(a[given], dim=1) - F.normalize(b[given], dim=1)).square().sum() / len(a)
 
 
 def condensation_loss(features: Tensor, goals: Goals, weights: Weights) -> Tensor:
@@ -65,7 +69,7 @@ def condensation_loss(features: Tensor, goals: Goals, weights: Weights) -> Tenso
 
 
 def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tensor, goals: Goals, *,
-             weights: Weights = Weights(), steps: int = 50, lr: float = 0.1,
+             weights: Weights = DEFAULT, steps: int = 50, lr: float = 0.1,
              perturb: Callable[[Tensor], Tensor] | None = None, record: bool = False,
              progress: Callable[[int, int], None] | None = None) -> Condensed:
     """Minimise the condensation loss over z (AdamW, cosine annealing), the network frozen.
@@ -86,7 +90,8 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
         images = decoder.decode(decoder.quantise(z))
         seen = features(images if perturb is None else perturb(images))
         loss = condensation_loss(seen, goals, weights)
-        (z.grad,) = torch.autograd.grad(loss, z)
+        # The sum over exemplars: AdamW's ε must not weigh more when there are many of them.
+        (z.grad,) = torch.autograd.grad(len(z) * loss, z)
         optimiser.step()
         if record:
             result.trace.append(seen.detach())

@@ -50,7 +50,7 @@ def resized_crop(images: Tensor, scale: tuple[float, float] = (0.08, 1.0)) -> Te
     theta[:, 0, 0], theta[:, 1, 1] = width, height
     theta[:, 0, 2] = (1 - width) * torch.empty(n).uniform_(-1, 1)
     theta[:, 1, 2] = (1 - height) * torch.empty(n).uniform_(-1, 1)
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False).to(images.device)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False).to(images)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
@@ -66,7 +66,7 @@ def augmentation(spec: str) -> Transform:
         elif word == "rrc":
             late.append(resized_crop)
         else:
-            raise UserError(f"--augment {spec!r}: {word!r} is not one of cropN (such as crop4), flip, rrc, none")
+            raise UserError(f"--augment {spec!r}: {word!r} is not one of cropN (as crop4), flip, rrc, none")
 
     def apply(images: Tensor) -> Tensor:
         for transform in early:

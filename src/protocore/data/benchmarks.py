@@ -91,7 +91,8 @@ def benchmark_named(name: str) -> Benchmark:
     if name.startswith("folder:"):
         path = Path(name.removeprefix("folder:")).expanduser()
         return Benchmark(
-            f"pictures in {path}, one folder a class", lambda root, size: _kept(formats.read_folder(path, size or 32)), 2,
+            f"pictures in {path}, one folder a class",
+            lambda root, size: _kept(formats.read_folder(path, size or 32)), 2,
             mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), defaults=_COLOUR, needs_files=False)
     if name not in BENCHMARKS:
         near = difflib.get_close_matches(name, BENCHMARKS, n=1)

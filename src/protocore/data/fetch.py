@@ -172,8 +172,8 @@ def get(name: str, root: Path, *, base_url: str | None = None, progress: Progres
 
 def _source(name: str) -> Source:
     if name == "imagenet":
-        raise DataError("imagenet cannot be downloaded without its licence: register at https://image-net.org, "
-                        "then lay the pictures out as DATA_ROOT/imagenet/train/WNID/*.JPEG and "
+        raise DataError("imagenet cannot be downloaded without its licence: register at https://image-net.org"
+                        " and lay the pictures out as DATA_ROOT/imagenet/train/WNID/*.JPEG and "
                         "DATA_ROOT/imagenet/val/WNID/*.JPEG")
     if name not in SOURCES:
         more = "; digits comes with scikit-learn" if name == "digits" else ""
@@ -257,7 +257,8 @@ def _reading(path: str, read: Callable[[], tuple[ImageSet, ImageSet]], counts: t
 # downloading
 
 
-def _get_files(source: Source, url: str, folder: Path, found: list[Finding], progress: Progress | None) -> None:
+def _get_files(source: Source, url: str, folder: Path, found: list[Finding],
+               progress: Progress | None) -> None:
     good = {Path(finding.path).name.removesuffix(".gz") for finding in found if finding.ok}
     for file, content in zip(source.files, source.contents, strict=True):
         if content.name in good:
@@ -270,8 +271,8 @@ def _get_files(source: Source, url: str, folder: Path, found: list[Finding], pro
         os.replace(fresh, folder / file.name)
     bad = [finding for finding in _findings(source, folder.parent) if not finding.ok]
     if bad:
-        raise DataError(f"{bad[0].path}: expected {bad[0].expected}, met {bad[0].met}; the server's files are "
-                        "not the published ones")
+        raise DataError(f"{bad[0].path}: expected {bad[0].expected}, met {bad[0].met}; the server's files "
+                        "are not the published ones")
 
 
 def _aside(path: Path) -> Path:
@@ -295,7 +296,7 @@ def _download(url: str, target: Path, file: Download, progress: Progress | None)
         wrong = _mismatch(part, file)
     if wrong:
         part.unlink()
-        raise DataError(f"{url}{file.name}: {wrong}; the download was thrown away. Try again or another server")
+        raise DataError(f"{url}{file.name}: {wrong}; the download was thrown away. Try again or elsewhere")
     os.replace(part, target)
 
 
@@ -333,8 +334,8 @@ def _transfer(url: str, part: Path, file: Download, progress: Progress | None) -
         failures = 0 if now > max(best, have) else failures + 1
         best = max(best, now)
         if failures > RETRIES:
-            raise DataError(f"{url}: {reason}; {now} of {file.size} bytes are here. Run the same command again "
-                            "to go on from there")
+            raise DataError(f"{url}: {reason}; {now} of {file.size} bytes are here. Run the same command "
+                            "again to go on from there")
         if now != file.size and failures:
             time.sleep(PAUSE * 2 ** (failures - 1))
 
@@ -354,8 +355,8 @@ def _request(url: str, part: Path, have: int, file: Download, progress: Progress
             raise DataError(f"{url}: unexpected answer {response.status}; try another server")
         length = response.headers["Content-Length"]
         if length and length.isdigit() and have + int(length) != file.size:
-            raise DataError(f"{url}: the server offers {have + int(length)} bytes, expected {file.size}; this is "
-                            "not the published file. Try another server")
+            raise DataError(f"{url}: the server offers {have + int(length)} bytes, expected {file.size}; "
+                            "this is not the published file. Try another server")
         with open(part, "ab" if have else "wb") as out:
             while have <= file.size and (block := response.read(min(_BLOCK, file.size + 1 - have))):
                 out.write(block)
@@ -394,13 +395,14 @@ def _unpack(archive: Path, root: Path, limit: int) -> None:
     total = 0
     try:
         for name, size, stream in _zip(archive) if archive.suffix == ".zip" else _tar(archive):
-            parts = PurePosixPath(name).parts
-            if not parts or parts[0] == "/" or ".." in parts or any(sign in name for sign in "\\:\0"):
+            place = PurePosixPath(name)
+            odd = any(sign in name for sign in "\\:\0")  # a path of Windows, or one cut short by C
+            if odd or place.is_absolute() or ".." in place.parts or not place.parts:
                 raise DataError(f"{archive}: the name {name!r} points outside; do not trust this file")
             total += size
             if total > limit:
                 raise DataError(f"{archive}: would unpack to more than {limit} bytes; do not trust this file")
-            target = root.joinpath(*parts)
+            target = root / place
             target.parent.mkdir(parents=True, exist_ok=True)
             with stream, open(target, "xb") as out:
                 shutil.copyfileobj(stream, out)

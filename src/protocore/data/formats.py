@@ -273,7 +273,7 @@ def read_idx_file(path: Path, dims: int) -> np.ndarray:
                                     f"{start + expected}; {_AGAIN}")
                 return np.memmap(path, np.uint8, "r", start, shape)
             if expected > _DEFLATE * length:
-                raise DataError(f"{path}: its header announces {expected} bytes, more than {length} "
+                raise DataError(f"{path}: its header announces {start + expected} bytes, more than {length} "
                                 f"compressed bytes can hold; {_AGAIN}")
             body = bytearray()
             while len(body) <= expected and (block := file.read(min(1 << 20, expected + 1 - len(body)))):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
+import gc
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from protocore.data.images import ArrayImages, Images, ImageSet
 from protocore.data.orders import class_order
@@ -28,7 +31,9 @@ class Task:
         self._rows = np.arange(len(labels)) if rows is None else rows
         self._labels: Tensor | None = torch.from_numpy(np.asarray(labels, dtype=np.int64)[self._rows])
         self._pixels: Tensor | None = None
-        self._lent: dict[int, weakref.ref[Tensor]] = {}
+        # Storages, not tensors: a view, an array or a detached tensor keeps a batch's data alive as well.
+        self._lent: list[StorageWeakRef] = []
+        self._sweep_at = 64
         self.classes: tuple[int, ...] = tuple(self._labels.unique().tolist())
         self._length = len(self._rows)
 
@@ -40,6 +45,8 @@ class Task:
             raise UserError(f"images must be uint8 of shape (N, C, H, W); met {array.dtype} {array.shape}")
         if y.shape != (len(array),) or not np.issubdtype(y.dtype, np.integer):
             raise UserError(f"labels must be {len(array)} whole numbers; met {y.dtype} {y.shape}")
+        if len(y) and y.min() < 0:
+            raise UserError(f"labels must be whole numbers from 0; met {y.min()}")
         return cls(ArrayImages(array), y)
 
     def __len__(self) -> int:
@@ -59,15 +66,17 @@ class Task:
     def take(self, rows: Tensor) -> Tensor:
         """Copies of the images of these rows, uint8 (n, C, H, W)."""
         if self._images is None:
-            raise SealError(f"{self._name()} is closed: its images are gone; keep what you need in the memory")
-        if self._pixels is None and self._length * int(np.prod(self.image_shape)) <= _IN_MEMORY:
+            raise SealError(f"{self._name()} is closed: its images are gone; keep what is needed in the memory")
+        if self._pixels is None and self._length * math.prod(self.image_shape) <= _IN_MEMORY:
             self._pixels = torch.from_numpy(self._images.take(self._rows))
         if self._pixels is not None:
-            images = self._pixels[rows]
+            images = self._pixels.index_select(0, _numbers(rows))  # a copy, whatever `rows` looks like
         else:
-            images = torch.from_numpy(self._images.take(self._rows[rows.numpy()]))
-        key = id(images)
-        self._lent[key] = weakref.ref(images, lambda _: self._lent.pop(key, None))
+            images = torch.from_numpy(self._images.take(self._rows[_numbers(rows).numpy()]))
+        if len(self._lent) >= self._sweep_at:
+            self._lent = [reference for reference in self._lent if not reference.expired()]
+            self._sweep_at = 2 * len(self._lent) + 64
+        self._lent.append(StorageWeakRef(images.untyped_storage()))
         return images
 
     def batches(self, size: int, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -79,24 +88,38 @@ class Task:
     def labels_of(self, rows: Tensor) -> Tensor:
         if self._labels is None:
             raise SealError(f"{self._name()} is closed: its labels are gone")
-        return self._labels[rows]
+        return self._labels.index_select(0, _numbers(rows))
 
     def close(self) -> None:
         """Give the data up. A batch that somebody still holds is wiped, and the leak is an error."""
         self._images = self._pixels = self._labels = None
-        held = [image for reference in list(self._lent.values()) if (image := reference()) is not None]
-        self._lent = {}
-        for image in held:
-            image.zero_()
-        if held:
-            count = sum(len(image) for image in held)
+        lent, self._lent = self._lent, []
+        if not all(reference.expired() for reference in lent):
+            gc.collect()  # what only a cycle of dead objects holds is not held
+        held = [data for reference in lent if (data := _alive(reference)) is not None]
+        for data in held:
+            data.zero_()
+        if count := sum(len(data) for data in held) // math.prod(self.image_shape):
             raise SealError(
                 f"{self._name()} was closed while {count} of its images were still held outside the memory; "
-                "they have been wiped. A method may keep images only in an ExemplarStore, where they are counted"
+                "they have been wiped. A method may keep images only in an ExemplarStore, which counts them"
             )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise SealError(f"{self._name()} cannot be copied or pickled: the copy would outlive the seal")
 
     def _name(self) -> str:
         return "this task" if self.index is None else f"task {self.index + 1}"
+
+
+def _numbers(rows: Tensor) -> Tensor:
+    return rows.nonzero().flatten() if rows.dtype == torch.bool else rows.to(torch.int64).flatten()
+
+
+def _alive(reference: StorageWeakRef) -> Tensor | None:
+    """All the bytes of a batch that is still held, whatever it is held by."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 @dataclass(frozen=True)
@@ -157,7 +180,8 @@ class Stream:
                 of_class = np.flatnonzero(self._labels[rows] == label)
                 leaving = rng.permutation(of_class)[: round(len(of_class) * blurry / 100)]
                 others = np.delete(np.arange(tasks), label // size)
-                home[leaving] = others[(rng.permutation(len(leaving)) + rng.integers(len(others))) % len(others)]
+                turns = rng.permutation(len(leaving)) + rng.integers(len(others))
+                home[leaving] = others[turns % len(others)]
         return [rows[home == t] for t in range(tasks)]
 
     def __len__(self) -> int:

@@ -40,9 +40,7 @@ def unpack(stored: Sequence[bytes], count: int, codes: int) -> NDArray[np.int64]
     size, width = packed_bytes(count, codes), bits_per_code(codes)
     for i, row in enumerate(stored):
         if len(row) != size:
-            raise DataError(
-                f"exemplar {i} holds {len(row)} bytes, but {count} indices of {width} bits need {size}"
-            )
+            raise DataError(f"exemplar {i} holds {len(row)} bytes, but {count} indices of {width} bits need {size}")
     rows = np.frombuffer(b"".join(stored), dtype=np.uint8).reshape(len(stored), size)
     flags = np.unpackbits(rows, axis=1)
     if flags[:, count * width :].any():

@@ -1,4 +1,4 @@
-"""Training of the small VQGAN: principal components and k-means first, then gradient descent through the codes.
+"""Training of the small VQGAN: principal components and k-means first, then descent through the codes.
 
 The reconstruction loss is the mean over pictures of log(mse): PSNR itself, up to a factor.
 """
@@ -39,7 +39,7 @@ class TrainingOptions:
     warmup: float = 0.02  # share of the run in which the learning rate rises
     commitment: float = 0.25
     decay: float = 0.99  # of the codebooks' moving average
-    beam: int = 1  # of the code search while training
+    beam: int = 2  # of the code search while training
     adversarial: float = 0.0  # last share of the run with a patch discriminator
     adversarial_weight: float = 0.02
     flip: bool = True
@@ -86,16 +86,15 @@ def kmeans(vectors: Tensor, codes: int, generator: torch.Generator, rounds: int 
 
 @torch.no_grad()
 def initialise(model: VQGAN, images: Sequence[Tensor], generator: torch.Generator) -> None:
-    """Linear paths = the patches' first principal components, codebooks = k-means of what is left, by stage."""
+    """Linear paths = principal components of the patches; each stage = components and k-means of what is left."""
     config = model.config
     cut = [F.pixel_unshuffle(part - 0.5, config.factor) for part in images]
     patches = torch.cat([part.permute(0, 2, 3, 1).reshape(-1, config.patch) for part in cut])
     mean = patches.mean(0)
     centred = patches - mean
-    values, vectors = torch.linalg.eigh((centred.T @ centred / len(patches)).double())
     rank = min(config.code_dim, config.patch)
     basis = torch.zeros(config.code_dim, config.patch)
-    basis[:rank] = vectors[:, values.argsort(descending=True)[:rank]].T.float()
+    basis[:rank] = _components(centred, rank).T
     model.encoder.linear.weight.copy_(basis[:, :, None, None])
     nn.init.zeros_(_bias(model.encoder.out))
     nn.init.zeros_(_bias(model.decoder.out))
@@ -104,10 +103,17 @@ def initialise(model: VQGAN, images: Sequence[Tensor], generator: torch.Generato
     _bias(model.decoder.linear).copy_(mean)
     residual = (centred @ basis.T)[torch.randperm(len(centred), generator=generator)[: 50 * config.codes]]
     for stage in range(config.stages):
-        book = kmeans(residual, config.codes, generator)
-        model.quantiser.codebooks[stage] = book
-        residual = residual - book[search(residual, book[None])[:, 0]]
+        plane = _components(residual, config.code_rank)
+        codes = kmeans(residual @ plane, config.codes, generator)
+        model.quantiser.bases[stage], model.quantiser.codes[stage] = plane, codes
+        residual = residual - codes[search(residual @ plane, codes[None])[:, 0]] @ plane.T
     model.quantiser.seed_averages()
+
+
+def _components(vectors: Tensor, rank: int) -> Tensor:
+    """The orthonormal directions (D, rank) that keep most of the vectors (N, D)."""
+    directions = torch.linalg.eigh((vectors.T @ vectors / len(vectors)).double()).eigenvectors
+    return directions.flip(1)[:, :rank].float()
 
 
 def _bias(layer: nn.Conv2d) -> Tensor:
@@ -162,8 +168,8 @@ def picture_of(model: VQGAN, pictures: Pictures, stages: int) -> Image.Image:
     images = torch.from_numpy(shown).float() / 255
     with torch.no_grad():
         decoded = decoder.decode(decoder.quantise(decoder.encode(images)))
-    rows = [(row * 255).round().to(torch.uint8).permute(2, 0, 3, 1).flatten(1, 2) for row in (images, decoded)]
-    grid = torch.cat(rows).numpy()
+    bytes_ = (torch.stack([images, decoded]) * 255).round().to(torch.uint8)
+    grid = bytes_.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1).numpy()  # (2 H, N W, C)
     return Image.fromarray(grid[:, :, 0] if grid.shape[2] == 1 else grid)
 
 
@@ -175,14 +181,14 @@ def _shape(pictures: Pictures) -> tuple[int, int, int]:
 def _checked(name: str, pictures: Pictures, channels: int) -> Pictures:
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or not len(pictures) or pictures.shape[1] != channels:
         raise DataError(
-            f"{name}: {pictures.dtype} of shape {pictures.shape}; a decoder of {channels} channels learns from "
+            f"{name}: {pictures.dtype} of shape {pictures.shape}; a decoder of {channels} channels needs "
             f"uint8 pictures (N, {channels}, H, W)"
         )
     return np.ascontiguousarray(pictures)
 
 
 class _Batches:
-    """Random batches from arrays of different picture sizes, each array drawn by its number of pixels."""
+    """Random batches from arrays of different picture sizes, each array as often as it has pictures."""
 
     def __init__(self, arrays: Sequence[Pictures], factor: int, options: TrainingOptions, seed: int) -> None:
         self.arrays = [torch.from_numpy(a) for a in arrays]
@@ -195,13 +201,10 @@ class _Batches:
 
     def first(self, count: int) -> list[Tensor]:
         """A sample of every array, for the components."""
-        return [
-            self._floats(a[torch.randperm(len(a), generator=self.generator)[:count]]) for a in self.arrays
-        ]
+        return [self._floats(a[torch.randperm(len(a), generator=self.generator)[:count]]) for a in self.arrays]
 
     def next(self) -> Tensor:
-        which = int(torch.multinomial(self.shares, 1, generator=self.generator)) if len(self.arrays) > 1 else 0
-        array = self.arrays[which]
+        array = self.arrays[int(torch.multinomial(self.shares, 1, generator=self.generator))]
         index = torch.randint(len(array), (self.options.batch,), generator=self.generator)
         images = self._floats(array[index])
         if self.options.flip:
@@ -220,9 +223,7 @@ def _operating_points(config: VQGANConfig, points: Sequence[int] | None) -> tupl
 class _Trainer:
     """The model with its optimisers; one call of `step` is one batch."""
 
-    def __init__(
-        self, model: VQGAN, options: TrainingOptions, points: tuple[int, ...], batches: _Batches
-    ) -> None:
+    def __init__(self, model: VQGAN, options: TrainingOptions, points: tuple[int, ...], batches: _Batches) -> None:
         self.model, self.options, self.points, self.batches = model, options, points, batches
         self.optimiser = torch.optim.AdamW(
             model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4
@@ -303,9 +304,9 @@ def train_decoder(
 ) -> dict[str, Any]:
     """Train on uint8 pictures (one array, or several of different sizes) for `minutes` or `steps`.
 
-    `points` are the numbers of stages the decoder must serve (default: half of them and all). `resume` starts at
-    the weights of a file instead of principal components. With `out`, writes the weights there, the report beside
-    them as .json and the reconstructions as .png. The result depends only on the arguments when `steps` is given.
+    `points` are the numbers of stages the decoder must serve (default: half of them and all). `resume` starts
+    at the weights of a file instead of principal components. With `out`, writes the weights there, the report
+    beside them as .json and the reconstructions as .png. With `steps` the result depends on the arguments alone.
     """
     options = options or TrainingOptions()
     if (minutes is None) == (steps is None) or (minutes or steps or 0) <= 0:
@@ -346,7 +347,7 @@ def train_decoder(
         "steps": trainer.steps,
         "minutes": round((time.monotonic() - started) / 60, 2),
         "training_pictures": [list(a.shape) for a in arrays],
-        "training_sha256": hashlib.sha256(b"".join(hashlib.sha256(a).digest() for a in arrays)).hexdigest(),
+        "training_sha256": hashlib.sha256(b"".join(hashlib.sha256(a.tobytes()).digest() for a in arrays)).hexdigest(),
         "loss_first": float(np.mean(curve[:20])),
         "loss_last": float(np.mean(curve[-20:])),
         "held_out": [evaluate(model, held_out, stages) for stages in points],

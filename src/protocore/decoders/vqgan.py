@@ -1,9 +1,10 @@
 """Our own small VQGAN: a convolutional encoder, residual vector quantisation, a convolutional decoder.
 
-Both halves are a linear patch transform (its inverse in the decoder) plus a convolutional correction that starts
-at zero, so that training begins at principal components and k-means and can only go up from there. The
-quantiser adds up one code of each stage's codebook (residual quantisation); the first k stages are a coarser code
-of the same picture, so that the number of stages is a choice at run time.
+Both halves are a linear patch transform (its inverse in the decoder) plus a convolutional correction that
+starts at zero, so that training begins at principal components and k-means. The quantiser adds up one code of
+each stage's codebook (residual quantisation); the first k stages are a coarser code of the same picture, so
+that the number of stages is a choice at run time. A stage's codes lie in a plane of `code_rank` dimensions of
+its own: most of what a stage can still correct lies there, and the codebooks stay small.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -43,7 +44,8 @@ class VQGANConfig:
     factor: int = 8  # pixels of a side that share one position of the latent
     codes: int = 512
     stages: int = 8
-    code_dim: int = 28
+    code_dim: int = 64
+    code_rank: int = 16
     width: int = 48  # decoder channels at half the factor; the latent's resolution has a third more
     encoder_width: int = 48
     blocks: int = 2  # residual blocks at each of the two resolutions
@@ -56,6 +58,7 @@ class VQGANConfig:
             "codes": (2, 65536),
             "stages": (1, 64),
             "code_dim": (1, 1024),
+            "code_rank": (1, 1024),
             "width": (8, 1024),
             "encoder_width": (8, 1024),
             "blocks": (0, 32),
@@ -67,6 +70,8 @@ class VQGANConfig:
                 raise DataError(f"decoder {name.replace('_', '-')} is {value!r}: give {low}..{high}")
         if self.channels == 2:
             raise DataError("decoder channels is 2: give 1 (grey) or 3 (colour)")
+        if self.code_rank > self.code_dim:
+            raise DataError(f"decoder code-rank is {self.code_rank}: more than code-dim, {self.code_dim}")
         if self.factor & (self.factor - 1):
             raise DataError(f"decoder factor is {self.factor}: give a power of two, for example 4 or 8")
 
@@ -139,8 +144,7 @@ class DecoderNet(nn.Module):
 def search(vectors: Tensor, codebooks: Tensor, beam: int = 1) -> Tensor:
     """Indices (P, stages) of the codes whose sum is near each vector (P, D); `beam` 1 is greedy.
 
-    Stage after stage the `beam` best partial sums are kept. |r - c|^2 = |r|^2 - 2 r.c + |c|^2 for all of them at
-    once.
+    Stage after stage the `beam` best partial sums are kept, by |r - c|^2 = |r|^2 - 2 r.c + |c|^2.
     """
     rows = max(1, _CHUNK_SCORES // (beam * codebooks.shape[1]))
     return torch.cat([_search(part, codebooks, beam) for part in vectors.split(rows)])
@@ -153,50 +157,66 @@ def _search(vectors: Tensor, codebooks: Tensor, beam: int) -> Tensor:
     for book in codebooks:
         score = (book * book).sum(1) - 2 * (residual @ book.T)
         if beam == 1:
-            best = score.argmin(2)
-            residual = residual - book[best]
-            chosen = torch.cat([chosen, best[..., None]], 2)
-            continue
-        # the best `keep` of each candidate hold the best `keep` of all of them
-        keep = min(beam, codes)
-        score, index = score.topk(keep, dim=2, largest=False, sorted=False)
-        score = (score + (residual * residual).sum(2, keepdim=True)).flatten(1)
-        picked = score.topk(min(beam, score.shape[1]), dim=1, largest=False).indices
-        parent = picked // keep
-        index = index.flatten(1).gather(1, picked)
-        residual = residual.gather(1, parent[..., None].expand(-1, -1, residual.shape[2])) - book[index]
-        chosen = chosen.gather(1, parent[..., None].expand(-1, -1, chosen.shape[2]))
-        chosen = torch.cat([chosen, index[..., None]], 2)
+            best = score.flatten(1).argmin(1, keepdim=True)
+        else:
+            best = _smallest((score + (residual * residual).sum(2, keepdim=True)).flatten(1), beam)
+        parent, index = (best // codes)[..., None], best % codes
+        residual = residual.gather(1, parent.expand(-1, -1, residual.shape[2])) - book[index]
+        chosen = torch.cat([chosen.gather(1, parent.expand(-1, -1, chosen.shape[2])), index[..., None]], 2)
     first = (residual * residual).sum(2).argmin(1)
     return chosen[torch.arange(count, device=chosen.device), first]
 
 
-class Quantiser(nn.Module):
-    """Codebooks (stages, codes, code_dim), kept as the moving average of what falls to each code."""
+def _smallest(score: Tensor, count: int, members: int = 16) -> Tensor:
+    """Columns of the `count` smallest entries of each row.
 
-    codebooks: Tensor
+    They lie in the `count` groups with the smallest minima: two small sorts instead of one over the whole row.
+    """
+    groups, rest = divmod(score.shape[1], members)
+    if rest or groups <= count:
+        return score.topk(min(count, score.shape[1]), dim=1, largest=False).indices
+    group = score.view(-1, members, groups).amin(1).topk(count, dim=1, largest=False).indices
+    columns = (group[:, None] + groups * torch.arange(members, device=score.device)[:, None]).flatten(1)
+    return columns.gather(1, score.gather(1, columns).topk(count, dim=1, largest=False).indices)
+
+
+class Quantiser(nn.Module):
+    """One codebook a stage, kept as the moving average of what falls to each code.
+
+    `codes` (stages, codes, code_rank) are coordinates in the plane that the orthonormal columns of `bases`
+    (stages, code_dim, code_rank) span.
+    """
+
+    codes: Tensor
+    bases: Tensor
     counts: Tensor
     sums: Tensor
 
     def __init__(self, config: VQGANConfig) -> None:
         super().__init__()
         self.beam = config.beam
-        shape = (config.stages, config.codes, config.code_dim)
-        self.register_buffer("codebooks", torch.randn(shape) / math.sqrt(config.code_dim))
-        self.register_buffer("counts", torch.ones(shape[:2]), persistent=False)
-        self.register_buffer("sums", self.codebooks.clone(), persistent=False)
+        stages, dim, rank = config.stages, config.code_dim, config.code_rank
+        codes = torch.randn(stages, config.codes, rank) / math.sqrt(rank)
+        self.register_buffer("codes", codes)
+        self.register_buffer("bases", torch.eye(dim, rank).repeat(stages, 1, 1))
+        self.register_buffer("counts", torch.ones(codes.shape[:2]), persistent=False)
+        self.register_buffer("sums", codes.clone(), persistent=False)
+
+    def codebooks(self, stages: int) -> Tensor:
+        """The first codebooks as latents (stages, codes, code_dim)."""
+        return self.codes[:stages] @ self.bases[:stages].mT
 
     def indices(self, z: Tensor, stages: int) -> Tensor:
         """Codes (N, stages, h, w) of the latents (N, D, h, w)."""
         count, _, height, width = z.shape
         with torch.no_grad():
-            found = search(_vectors(z), self.codebooks[:stages], self.beam)
+            found = search(_vectors(z), self.codebooks(stages), self.beam)
         return found.view(count, height, width, stages).permute(0, 3, 1, 2)
 
     def lookup(self, indices: Tensor) -> Tensor:
         """Latents (N, D, h, w): the sum of the codes over the stages."""
         stage = torch.arange(indices.shape[1], device=indices.device)[:, None, None]
-        return self.codebooks[stage, indices].sum(1).permute(0, 3, 1, 2).contiguous()
+        return self.codebooks(indices.shape[1])[stage, indices].sum(1).permute(0, 3, 1, 2).contiguous()
 
     def forward(self, z: Tensor, stages: int) -> tuple[Tensor, Tensor]:
         """Quantised latents, gradients straight through to z, and their indices."""
@@ -205,39 +225,42 @@ class Quantiser(nn.Module):
 
     @torch.no_grad()
     def seed_averages(self) -> None:
-        """Start the averages at the present codebooks, as if each code had been met once."""
+        """Start the averages at the present codes, as if each had been met once."""
         self.counts.fill_(1.0)
-        self.sums.copy_(self.codebooks)
+        self.sums.copy_(self.codes)
+
+    def _residuals(self, z: Tensor, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Stage after stage: what is left to code, in the stage's coordinates, and the codes it got."""
+        residual = _vectors(z)
+        rows = indices.transpose(0, 1).flatten(1)
+        for basis, codes, index in zip(self.bases, self.codes, rows, strict=False):
+            yield residual @ basis, index
+            residual = residual - codes[index] @ basis.T
 
     @torch.no_grad()
     def update(self, z: Tensor, indices: Tensor, decay: float, skip: int = 0) -> None:
-        """count <- decay count + (1 - decay) n, sum likewise, code = sum / count; not for the first `skip` stages."""
-        residual = _vectors(z)
-        for stage, index in enumerate(indices.permute(1, 0, 2, 3).flatten(1)):
-            book = self.codebooks[stage]
-            before, residual = residual, residual - book[index]
+        """count <- decay count + (1 - decay) n, sum likewise, code = sum / count, from stage `skip` on."""
+        for stage, (left, index) in enumerate(list(self._residuals(z, indices))):
             if stage < skip:
                 continue
-            hits = torch.bincount(index, minlength=len(book)).to(before)
-            total = torch.zeros_like(book).index_add_(0, index, before)
-            self.counts[stage].mul_(decay).add_(hits, alpha=1 - decay)
-            self.sums[stage].mul_(decay).add_(total, alpha=1 - decay)
-            live = self.counts[stage] > 1e-6
-            book[live] = self.sums[stage][live] / self.counts[stage][live, None]
+            counts, sums = self.counts[stage], self.sums[stage]
+            hits = torch.bincount(index, minlength=len(counts)).to(left)
+            counts.mul_(decay).add_(hits, alpha=1 - decay)
+            sums.mul_(decay).add_(torch.zeros_like(sums).index_add_(0, index, left), alpha=1 - decay)
+            live = counts > 1e-6
+            self.codes[stage, live] = sums[live] / counts[live, None]
 
     @torch.no_grad()
     def revive(self, z: Tensor, indices: Tensor, generator: torch.Generator, skip: int = 0) -> int:
         """Move codes met less than a twentieth of an even use to residuals met now; returns how many."""
-        residual, moved = _vectors(z), 0
-        for stage, index in enumerate(indices.permute(1, 0, 2, 3).flatten(1)):
-            book, counts = self.codebooks[stage], self.counts[stage]
-            before, residual = residual, residual - book[index]
-            even = counts.mean()
-            dead = torch.nonzero(counts < even / 20)[:, 0][: len(before)]
+        moved = 0
+        for stage, (left, _) in enumerate(list(self._residuals(z, indices))):
+            even = self.counts[stage].mean()
+            dead = torch.nonzero(self.counts[stage] < even / 20)[:, 0][: len(left)]
             if stage >= skip and len(dead):
-                fresh = before[torch.randperm(len(before), generator=generator)[: len(dead)]]
-                book[dead], counts[dead] = fresh, even
-                self.sums[stage][dead] = fresh * even
+                fresh = left[torch.randperm(len(left), generator=generator)[: len(dead)]]
+                self.codes[stage, dead], self.counts[stage, dead] = fresh, even
+                self.sums[stage, dead] = fresh * even
                 moved += len(dead)
         return moved
 
@@ -297,7 +320,7 @@ class VQGANDecoder(Decoder):
             raise DataError(f"stages is {stages}, but this VQGAN has codebooks for 1..{config.stages}")
         self.config = config
         self.model = model.eval().requires_grad_(False)
-        self._digest = _weights_digest(config, model.state_dict())
+        self._digest = weights_digest(model)
 
     def with_shape(self, image_shape: ImageShape, stages: int | None = None) -> VQGANDecoder:
         """The same weights for other pictures or another number of stages."""
@@ -305,7 +328,8 @@ class VQGANDecoder(Decoder):
 
     def encode(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.image_shape:
-            raise DataError(f"pictures of shape {tuple(images.shape[1:])} met a decoder for {self.image_shape}")
+            met = tuple(images.shape[1:])
+            raise DataError(f"pictures of shape {met} met a decoder for {self.image_shape}")
         return self.model.encoder(reflect_pad(images, self.config.factor))
 
     def quantise(self, z: Tensor) -> Tensor:
@@ -326,7 +350,7 @@ class VQGANDecoder(Decoder):
         _, height, width = self.latent_shape
         indices = unpack(stored, self.stages * height * width, self.config.codes)
         found = torch.from_numpy(indices).view(-1, self.stages, height, width)
-        return self.model.quantiser.lookup(found.to(self.model.quantiser.codebooks.device))
+        return self.model.quantiser.lookup(found.to(self.model.quantiser.codes.device))
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -350,13 +374,19 @@ class VQGANDecoder(Decoder):
     @property
     def shared_bytes(self) -> int:
         """Decoder and the codebooks in use, in float16: what a device needs to show what it stored."""
-        used = self.model.quantiser.codebooks[: self.stages].numel()
+        quantiser = self.model.quantiser
+        used = quantiser.codes[: self.stages].numel() + quantiser.bases[: self.stages].numel()
         return 2 * (used + sum(p.numel() for p in self.model.decoder.parameters()))
 
     @property
     def encoder_bytes(self) -> int:
         """The encoder in float16: needed only where new pictures are coded."""
         return 2 * sum(p.numel() for p in self.model.encoder.parameters())
+
+
+def weights_digest(model: VQGAN) -> str:
+    """SHA-256 of a model as `save` stores it, whatever the pictures and the stages in use."""
+    return _weights_digest(model.config, model.state_dict())
 
 
 def _weights_digest(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
@@ -374,7 +404,7 @@ def save(model: VQGAN, path: Path) -> None:
     weights = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.state_dict().items()}
     lost = sorted(k for k, v in weights.items() if not bool(torch.isfinite(v).all()))
     if lost:
-        raise DataError(f"{path}: weights that float16 cannot hold ({', '.join(lost)}): training has diverged")
+        raise DataError(f"{path}: float16 cannot hold {', '.join(lost)}: training has diverged")
     header = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -398,7 +428,7 @@ def load_model(path: Path) -> VQGAN:
             raise DataError(f"{path}: {size} bytes is more than a decoder file may have ({MAX_FILE_BYTES})")
         raw = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): give a file of `decoder train`") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
     header = _header(path, raw)
     config = _config(path, header)
     try:
@@ -408,9 +438,9 @@ def load_model(path: Path) -> VQGAN:
     with torch.device("meta"):
         model = VQGAN(config)
     expected = model.state_dict()
-    for what, names in (("lacks", expected.keys() - weights.keys()), ("has extra", weights.keys() - expected.keys())):
-        if names:
-            raise DataError(f"{path}: {what} tensors {', '.join(sorted(names))}: not the file its header says")
+    if weights.keys() != expected.keys():
+        lacks, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+        raise DataError(f"{path}: lacks tensors {lacks}, extra tensors {extra}: not the file its header says")
     for name, tensor in weights.items():
         if tensor.shape != expected[name].shape or tensor.dtype != torch.float16:
             raise DataError(
@@ -436,9 +466,9 @@ def _header(path: Path, raw: bytes) -> dict[str, str]:
     except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: its safetensors header cannot be read ({error})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise DataError(f"{path}: a safetensors file, but not a VQGAN of ours: give a file of `decoder train`")
+        raise DataError(f"{path}: safetensors, but not a VQGAN of ours: give a file of `decoder train`")
     if header.get("version") != str(VERSION):
-        raise DataError(f"{path}: version {header.get('version')!r}, but this program reads version {VERSION}")
+        raise DataError(f"{path}: version {header.get('version')!r}, but only version {VERSION} can be read")
     return header
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from protocore.errors import DataError
 from protocore.memory.store import ExemplarStore
 
 
@@ -43,7 +45,7 @@ class Reservoir:
 
     def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
         items, slots = reservoir_slots(self.seen, len(labels), self.capacity)
-        # A reservoir that shrank and grew again may have gaps before its capacity: fill from the end of the store.
+        # A reservoir that grew after it was full has gaps before its capacity: fill from the end of the store.
         slots = torch.where(slots < len(self.store), slots, _next_free(slots, len(self.store)))
         self.store.put(slots, images[items], labels[items], **{k: v[items] for k, v in columns.items()})
         self.seen += len(labels)
@@ -74,8 +76,9 @@ class BalancedReservoir:
         self.per_class = per_class
 
     def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
-        if int(labels.max()) >= len(self.seen):
-            self.seen = torch.cat([self.seen, self.seen.new_zeros(int(labels.max()) + 1 - len(self.seen))])
+        if not len(labels):
+            return
+        self.seen = F.pad(self.seen, (0, max(int(labels.max()) + 1 - len(self.seen), 0)))
         items, slots, end = [], [], len(self.store)
         for label in labels.unique().tolist():
             of_class = (labels == label).nonzero().flatten()
@@ -92,12 +95,19 @@ class BalancedReservoir:
         self.store.put(torch.cat(slots), images[at], labels[at], **{k: v[at] for k, v in columns.items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.store.tensors() | {f"{self.store.name}/seen": self.seen.clone()}
+        """One counter for each class of the store, ascending: a class number costs no bytes of its own."""
+        return self.store.tensors() | {f"{self.store.name}/seen": self.seen[self.store.classes]}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         rest = dict(tensors)
-        self.seen = rest.pop(f"{self.store.name}/seen", torch.zeros(0, dtype=torch.int32))
+        seen = rest.pop(f"{self.store.name}/seen", torch.zeros(0, dtype=torch.int32))
         self.store.load(rest)
+        classes = self.store.classes
+        if len(seen) != len(classes):
+            raise DataError(f"the memory's {self.store.name}/seen counts {len(seen)} classes, "
+                            f"but {len(classes)} are stored")
+        self.seen = torch.zeros(int(classes.max()) + 1 if len(classes) else 0, dtype=torch.int32)
+        self.seen[classes] = seen
 
 
 def _next_free(slots: Tensor, length: int) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,19 @@ class Ledger:
         return sum(e.bytes for e in self.entries if e.shared)
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [vars(e) for e in self.entries]
+        return [asdict(e) for e in self.entries]
 
 
 def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a memory file: safetensors, with a JSON header."""
-    return to_safetensors({k: v.contiguous() for k, v in tensors.items()}, dict(metadata or {}))
+    # An empty mapping is not the same as none: for a memory without tensors it makes a file that no reader takes.
+    return to_safetensors({k: v.contiguous() for k, v in tensors.items()}, dict(metadata) if metadata else None)
 
 
 def ledger_of(tensors: Mapping[str, Tensor], shared: Mapping[str, int] | None = None,
               metadata: Mapping[str, str] | None = None) -> Ledger:
     """Count everything that `serialise` would write, header included, and the shared items beside it."""
-    entries = [Entry(k, v.numel() * v.element_size(), len(v) if v.ndim else 1) for k, v in sorted(tensors.items())]
+    entries = [Entry(name, t.nbytes, len(t) if t.ndim else 1) for name, t in sorted(tensors.items())]
     header = len(serialise(tensors, metadata)) - sum(e.bytes for e in entries)
     entries.append(Entry(HEADER, header, 1))
     entries += [Entry(name, size, 1, shared=True) for name, size in (shared or {}).items() if size]
@@ -66,15 +67,15 @@ def ledger_of(tensors: Mapping[str, Tensor], shared: Mapping[str, int] | None = 
 def write_atomic(path: Path, data: bytes) -> None:
     """All of the data or the old file: never a part of it, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with part.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(part, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -34,7 +34,7 @@ class PrototypeStore:
 
     def set(self, labels: list[int], vectors: Tensor) -> None:
         for label, vector in zip(labels, vectors.detach().cpu(), strict=True):
-            self._vectors[label] = vector.to(self._dtype)
+            self._vectors[label] = vector.to(self._dtype, copy=True)
 
     def get(self, labels: list[int]) -> Tensor:
         """float32 (len(labels), dim)."""
@@ -60,4 +60,4 @@ class PrototypeStore:
         if features.shape != (len(labels), self.dim):
             raise DataError(f"the memory's prototypes have shape {tuple(features.shape)}, expected "
                             f"{(len(labels), self.dim)}")
-        self._vectors = {int(k): v.to(self._dtype) for k, v in zip(labels.tolist(), features, strict=True)}
+        self.set(labels.tolist(), features)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
-from protocore.config import format_bytes
 from protocore.errors import BudgetError, UserError
 
 HEADER_RESERVE = 96  # bytes of the file's header for each tensor, name and offsets included; checked afterwards
@@ -29,7 +29,7 @@ class Allowance:
             room = self.budget - other_bytes - HEADER_RESERVE * tensors
             fits = max(room, 0) // row_bytes
             if fits < classes or (self.spc is not None and fits < self.spc * classes):
-                self._refuse(classes, row_bytes, other_bytes, tensors)
+                self._refuse(classes, row_bytes, other_bytes, tensors, fits)
             limits.append(fits)
         if not limits:
             raise UserError("say how much may be kept: --spc N, --capacity N or --budget BYTES")
@@ -42,13 +42,15 @@ class Allowance:
         """Exemplars of each class, all classes alike."""
         return self.total(classes, row_bytes, other_bytes, tensors) // classes
 
-    def _refuse(self, classes: int, row_bytes: int, other_bytes: int, tensors: int) -> None:
+    def _refuse(self, classes: int, row_bytes: int, other_bytes: int, tensors: int, fits: int) -> NoReturn:
         header = HEADER_RESERVE * tensors
         wanted = self.spc or 1
-        each = wanted * row_bytes + other_bytes / classes
-        fitting = int(max((self.budget or 0) - header, 0) // each)
+        needed = classes * wanted * row_bytes + other_bytes
+        fitting = max((self.budget or 0) - header, 0) * classes // needed
+        fewer = f", or {classes} with --spc {fits // classes}" if fits >= classes else ""
         raise BudgetError(
-            f"--budget {format_bytes(self.budget or 0)} cannot hold {classes} classes with {wanted} exemplar"
-            f"{'s' * (wanted > 1)} each: an exemplar takes {row_bytes:,} bytes, everything else {other_bytes:,} bytes. "
-            f"{fitting} classes would fit; {classes} need --budget {round(classes * each) + header}"
+            f"--budget {self.budget:,} bytes cannot hold {classes} classes with {wanted} "
+            f"exemplar{'s' * (wanted > 1)} each: an exemplar takes {row_bytes:,} bytes, everything else "
+            f"{other_bytes + header:,} bytes. {fitting} classes would fit{fewer}; "
+            f"{classes} need --budget {needed + header}"
         )

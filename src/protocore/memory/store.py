@@ -87,6 +87,8 @@ class ExemplarStore:
         """Write uint8 images to these slots; slots past the end extend the store without gaps."""
         if not len(slots):
             return
+        if images.dtype != torch.uint8:
+            raise TypeError(f"exemplars are stored from uint8 images, not {images.dtype}: offer them un-augmented")
         if self.decoder.lossless:
             self._write(slots, images.cpu(), labels.cpu(), None, columns)
         else:
@@ -103,6 +105,8 @@ class ExemplarStore:
     def _write(self, slots: Tensor, images: Tensor, labels: Tensor, stored: list[bytes] | None,
                columns: Mapping[str, Tensor]) -> None:
         end = max(int(slots.max()) + 1, self._length)
+        if int((slots >= self._length).sum()) < end - self._length:
+            raise IndexError(f"slots up to {end - 1} would leave gaps after the {self._length} of {self.name}")
         if end > len(self._images):
             room = max(end, 2 * len(self._images), 64)  # doubling: appending stays cheap
             self._images = _grown(self._images, room)
@@ -117,6 +121,8 @@ class ExemplarStore:
             else:
                 self._columns[name][slots] = _blank(self._columns[name][: len(slots)])
                 self._columns[name][slots, ..., : values.shape[-1]] = values.cpu()
+        for name in self._columns.keys() - columns.keys():  # a new exemplar does not inherit the old one's
+            self._columns[name][slots] = _blank(self._columns[name][: len(slots)])
         self._images[slots] = images
         self._labels[slots] = labels
         if stored is not None:
@@ -157,8 +163,8 @@ class ExemplarStore:
         return order[offsets[at] : offsets[at] + counts[at]]
 
     def at(self, slots: Tensor) -> Drawn:
-        return Drawn(self._images[slots], self._labels[slots], slots,
-                     {name: values[slots] for name, values in self._columns.items()})
+        return Drawn(self.images.index_select(0, slots), self.labels.index_select(0, slots), slots,
+                     {name: self.column(name).index_select(0, slots) for name in self._columns})
 
     def draw(self, n: int) -> Drawn:
         """min(n, all) exemplars, uniformly without replacement."""
@@ -205,6 +211,7 @@ class ExemplarStore:
         payload.update({name: self.column(name).clone() for name in self._columns})
         return {f"{self.name}/{key}": value for key, value in payload.items()}
 
+    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what `tensors()` gave; other names in the mapping are somebody else's."""
         mine = {k.removeprefix(f"{self.name}/"): v for k, v in tensors.items() if k.startswith(f"{self.name}/")}
@@ -216,6 +223,8 @@ class ExemplarStore:
         except KeyError as error:
             raise DataError(f"the memory's {self.name} lack {error}") from None
         lengths = mine.pop("lengths", None)
+        if payload.dtype != torch.uint8:
+            raise DataError(f"the memory's {self.name} are {payload.dtype}, not bytes")
         for name, values in mine.items():
             if len(values) != len(labels):
                 raise DataError(f"the memory's {self.name}/{name} has {len(values)} rows for {len(labels)} labels")
@@ -227,7 +236,7 @@ class ExemplarStore:
             self._write(slots, payload, labels, None, mine)
         else:
             stored = self._cut(payload, lengths, len(labels))
-            images = to_uint8(self.decoder.decode(self.decoder.from_bytes(stored)))
+            images = to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
             self._write(slots, images, labels, stored, mine)
 
     def _cut(self, payload: Tensor, lengths: Tensor | None, count: int) -> list[bytes]:

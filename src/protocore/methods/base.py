@@ -117,6 +117,10 @@ class Method:
         """Class scores (N, classes) of float images; the largest wins."""
         return self.net(x)
 
+    def stores(self) -> list[ExemplarStore]:
+        """The exemplar stores, to be looked at."""
+        return []
+
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive the task, as it is stored: the ledger counts these bytes."""
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from protocore.config import option
 from protocore.data.stream import Task
+from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import masked_cross_entropy
 from protocore.methods.replay import Replay
@@ -35,7 +37,7 @@ class ER(Method):
     paper = "Chaudhry et al. 2019, On Tiny Episodic Memories"
     keeps = "exemplars"
     Options = EROptions
-    defaults = {"spc": 20}
+    defaults: ClassVar = {"spc": 20}
 
     def __init__(self, tools: Tools, options: EROptions) -> None:
         super().__init__(tools, options)
@@ -62,6 +64,9 @@ class ER(Method):
         # Each sample is offered once, in the first pass: later passes would fill slots with copies.
         if batch.first_pass:
             self.memory.offer(batch.images, batch.labels.cpu())
+
+    def stores(self) -> list[ExemplarStore]:
+        return [self.memory.store]
 
     def state(self) -> dict[str, Tensor]:
         return self.memory.tensors()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.condense.loop import Goals, Weights, condense
-from protocore.condense.targets import Targets, believed, make_targets
+from protocore.condense.loop import Weights
+from protocore.condense.memory import STARTS, CondensedMemory, Recipe
+from protocore.condense.targets import believed, make_targets
 from protocore.config import option
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.memory.prototypes import PrototypeStore
+from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss
 from protocore.methods.replay import Replay
@@ -46,7 +48,7 @@ class ProtoCoreOptions:
     filter: bool = option(True, "leave misclassified samples out of the prototypes")
     real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)")
     start: str = option("nearest", "where z starts: random, the mean image of the centre's samples, or the sample "
-                        "nearest to the centre", choices=("random", "mean", "nearest"))
+                        "nearest to the centre", choices=STARTS)
     condense_steps: int = option(50, "steps of condensation")
     condense_lr: float = option(0.02, "learning rate of condensation (AdamW)")
     condense_perturb: bool = option(False, "condense under the transforms of F")
@@ -57,14 +59,14 @@ class ProtoCoreOptions:
 
 
 class ProtoCore(Method):
-    """Synthetic only with --real 0, memory supported with --real N."""
+    """Condensed exemplars, prototypes and perturbed replay; memory supported with --real N."""
 
     name = "protocore"
     paper = "Memory-efficient Continual Learning with Prototypical Exemplar Condensation"
     keeps = "condensed exemplars, prototypes, optionally real exemplars"
     Options = ProtoCoreOptions
-    defaults = {"spc": 1}
-    presets = {
+    defaults: ClassVar = {"spc": 1}
+    presets: ClassVar = {
         "paper": {"lr": 0.05, "optimizer": "adam", "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
                   "condense_steps": 50, "init_scale": 1e-4},
@@ -74,18 +76,26 @@ class ProtoCore(Method):
 
     def __init__(self, tools: Tools, options: ProtoCoreOptions) -> None:
         super().__init__(tools, options)
-        # An exemplar that starts at a real picture is a compressed real picture: it is called so.
-        self.exemplars = tools.store("coded exemplars" if options.start == "nearest" else "synthetic exemplars")
-        self.prototypes = PrototypeStore(self.net.dim, options.prototype_dtype)
-        self.real = Replay(tools, "class", "real exemplars") if options.real else None
-        self.perturb = tools.augment if options.perturb == "auto" else augmentation(options.perturb)
-        self.sigma = torch.full((1,), _sigma(options.noise))
+        o = options
+        self.perturb = tools.augment if o.perturb == "auto" else augmentation(o.perturb)
+        weights = Weights(o.cur_syn, o.pre_syn, o.shift)
+        recipe = Recipe(weights, o.condense_steps, o.condense_lr, o.start, o.init_scale,
+                        self.perturb if o.condense_perturb else None, o.refresh)
+        self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
+        self.exemplars = self.condensed.exemplars
+        self.real = Replay(tools, "class", "real exemplars") if o.real else None
+        self.sigma = torch.full((1,), _sigma(o.noise))
         self.table = torch.empty(0, self.net.dim), torch.empty(0, dtype=torch.int64)
+        self.about = 0.0
         self.steps = 0
 
     # -- learning (Alg. 2 and 5) ---------------------------------------------------------------------------
 
     def begin_task(self, task: Task) -> None:
+        # How many classes the task is really about: the perplexity of its labels, so that the few samples of
+        # a returning class in a blurry stream do not count as a whole class. Without them: len(current).
+        counts = task.labels.bincount().double()
+        self.about = float(torch.special.entr(counts / counts.sum()).sum().exp())
         self.per_class()  # a budget that cannot hold the new classes is an error now, not after the training
         if self.real:
             self.real.make_room(len(self.seen), per_class=self.options.real)
@@ -93,46 +103,37 @@ class ProtoCore(Method):
         self.renew_table()
 
     def loss(self, batch: Batch) -> Tensor:
-        o, device = self.options, batch.labels.device
-        n = self.tools.settings.replay_batch
+        o, now, n = self.options, len(batch.labels), self.tools.settings.replay_batch
         synthetic = self.exemplars.draw_balanced(n // 2 if self.real else n) if len(self.exemplars) else None
         real = self.real.draw(n - n // 2, balanced=True) if self.real else None
-        views = [batch.x]
+        views, labels = [batch.x], [batch.labels]
         if synthetic:
             views.append(self.tools.on_device(self.perturb(synthetic.images)))  # h(s), h in F
+            labels.append(synthetic.labels.to(batch.labels))
         if real:
             views.append(self.tools.view(real.images))
-        replayed = torch.cat([d.labels for d in (synthetic, real) if d] or [torch.empty(0, dtype=torch.int64)]).to(device)
-        z = self.net.features(torch.cat(views))
-        now = len(batch.labels)
-        z_now, z_old = z[:now], z[now:]
+            labels.append(real.labels.to(batch.labels))
+        z, y = self.net.features(torch.cat(views)), torch.cat(labels)
         loss = z.sum() * 0
-
         if o.cur_pro or o.pre_pro:
-            p, classes = self.current_prototypes(z_now, batch.labels)
+            p, classes = self.current_prototypes(z[:now], y[:now])
             form = {"temperature": o.pro_temperature, "own_in_denominator": o.contrast == "prototypical"}
-            if o.cur_pro:
-                loss = loss + o.cur_pro * prototype_loss(z_now, batch.labels, p, classes, **form)
-            if o.pre_pro and len(replayed):
-                loss = loss + o.pre_pro * prototype_loss(z_old, replayed, p, classes, **form)
-
-        logits = self.net.logits(z_now)
-        current = torch.tensor(self.current if o.masked else self.seen, device=device)
-        if o.task_cur:
-            loss = loss + o.task_cur * masked_cross_entropy(logits, batch.labels, current, o.task_temperature)
-        if o.task_pre and len(replayed):
-            if synthetic:  # ζ on the features of condensed exemplars only: real ones have their own spread
-                noise = torch.zeros_like(z_old)
-                noise[: len(synthetic)].normal_().mul_(self.sigma.to(device))
-                z_old = z_old + noise
-            pre = F.cross_entropy(self.net.logits(z_old) / o.task_temperature, replayed)
-            if o.balanced:
-                # Equal weight a class over all seen ones; the current data stand for the current classes.
-                share = len(self.current) / len(self.seen)
-                pre = (1 - share) * pre + share * F.cross_entropy(logits / o.task_temperature, batch.labels)
-            loss = loss + o.task_pre * pre
-        elif o.task_pre and o.balanced:
-            loss = loss + o.task_pre * F.cross_entropy(logits / o.task_temperature, batch.labels)
+            loss = loss + o.cur_pro * prototype_loss(z[:now], y[:now], p, classes, **form)
+            if len(y) > now:
+                loss = loss + o.pre_pro * prototype_loss(z[now:], y[now:], p, classes, **form)
+        if synthetic:  # ζ on the features of condensed exemplars only: real ones have their own spread
+            noise = torch.zeros_like(z)
+            noise[now : now + len(synthetic)].normal_().mul_(self.sigma.to(z))
+            z = z + noise
+        logits = self.net.logits(z) / o.task_temperature
+        rivals = torch.tensor(self.current if o.masked else self.seen, device=y.device)
+        loss = loss + o.task_cur * masked_cross_entropy(logits[:now], y[:now], rivals)
+        # Equal weight a class over all seen ones: the current data stand for the current classes.
+        share = self.about / len(self.seen) if o.balanced else 0.0
+        if len(y) > now:
+            loss = loss + o.task_pre * (1 - share) * F.cross_entropy(logits[now:], y[now:])
+        if share:
+            loss = loss + o.task_pre * share * F.cross_entropy(logits[:now], y[:now])
         return loss
 
     def current_prototypes(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,27 +141,19 @@ class ProtoCore(Method):
         old, old_labels = (t.to(z.device) for t in self.table)
         present = labels.unique()
         means, _ = class_means(z, labels, present)
-        if len(old_labels):
-            same = present[:, None] == old_labels[None, :]  # returning classes: mixed by β
-            known = same.any(1, keepdim=True)
-            mixed = self.options.beta * (same.to(z.dtype) @ old) + (1 - self.options.beta) * means
-            means = torch.where(known, mixed, means)
-            stays = ~same.any(0)
-            return torch.cat([old[stays], means]), torch.cat([old_labels[stays], present])
-        return means, present
+        same = present[:, None] == old_labels[None, :]  # returning classes: mixed by β
+        mixed = self.options.beta * (same.to(z.dtype) @ old) + (1 - self.options.beta) * means
+        means = torch.where(same.any(1, keepdim=True), mixed, means)
+        stays = ~same.any(0)
+        return torch.cat([old[stays], means]), torch.cat([old_labels[stays], present])
 
-    @torch.no_grad()
     def renew_table(self) -> None:
         """p^c of stored classes: mean over exemplars and transforms of f(h(ŝ)), at most TABLE_IMAGES of them."""
-        if not len(self.exemplars):
-            return
-        classes = self.exemplars.classes
-        drawn = self.exemplars.at(self.exemplars.first_of_each(max(TABLE_IMAGES // len(classes), 1)))
-        was_training = self.net.training
-        self.net.eval()
-        z = self.net.features(self.tools.on_device(self.perturb(drawn.images)))
-        self.net.train(was_training)
-        self.table = class_means(z, drawn.labels.to(z.device), classes.to(z.device))[0], classes
+        if len(self.exemplars):
+            classes = self.exemplars.classes
+            drawn = self.exemplars.at(self.exemplars.first_of_each(max(TABLE_IMAGES // len(classes), 1)))
+            z = self.features_of(self.perturb(drawn.images))
+            self.table = class_means(z, drawn.labels.to(z.device), classes.to(z.device))[0], classes
 
     def after_step(self, batch: Batch) -> None:
         if self.real and batch.first_pass:
@@ -177,89 +170,44 @@ class ProtoCore(Method):
             with torch.no_grad():
                 correct = self.net.logits(z).argmax(1) == labels
             keep = believed(labels, correct) if self.options.filter else torch.ones_like(correct)
-            classes = list(task.classes)
-            if self.options.noise == "auto" and self.sigma.isnan():
+            if self.sigma.isnan():
                 self.sigma = radius(z, labels)[None].cpu()
-            targets = make_targets(z, labels, classes, self.per_class(), keep)
-            self.store(targets, self.start_of(task, targets))
+            classes, per_class = list(task.classes), self.per_class()
+            targets = make_targets(z, labels, classes, per_class, keep)
+            start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
+            self.net.eval()
+            self.condensed.renew(self.net.features, targets, self.tools.on_device(start), per_class,
+                                 lambda done, of: self.tools.progress("condensing", done, of))
+            self.net.train()
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), keep)
-            self.prototypes.set(classes, means)
-
-    def start_of(self, task: Task, targets: Targets) -> Tensor:
-        """Latents from which condensation starts, one a target."""
-        if self.options.start == "random":
-            shape = (len(targets.labels), *self.tools.decoder.latent_shape)
-            return self.options.init_scale * torch.randn(shape)
-        if self.options.start == "nearest":
-            images = to_float(task.take(targets.nearest.cpu()))
-        else:
-            images = torch.stack([to_float(task.take(m.nonzero().flatten())).mean(0) for m in targets.members.cpu()])
-        return self.tools.decoder.encode(images)
-
-    def store(self, targets: Targets, start: Tensor) -> None:
-        """Condense, and replace M_s of these classes (and, with --refresh, renew that of all others)."""
-        labels = targets.labels
-        empty = torch.full_like(targets.features, float("nan"))
-        previous, anchor = empty.clone(), empty
-        for label in labels.unique().tolist():
-            mine = (labels == label).nonzero().flatten()
-            held = self.exemplars.slots_of(label)
-            if len(held):
-                again = held.repeat(-(-len(mine) // len(held)))[: len(mine)]
-                previous[mine] = self.features_of(self.exemplars.at(again).images)
-            if label in self.prototypes:
-                anchor[mine] = self.prototypes.get([label]).to(anchor)
-        goal = targets.features
-        if self.options.refresh and len(self.exemplars):
-            others = torch.isin(self.exemplars.labels, labels.cpu(), invert=True).nonzero().flatten()
-            old = self.exemplars.at(others)
-            if len(old):
-                start = torch.cat([start, self.tools.decoder.encode(to_float(old.images)).to(start)])
-                labels = torch.cat([labels, old.labels.to(labels)])
-                stored = self.prototypes.get(old.labels.tolist()).to(goal)
-                anchor, goal = torch.cat([anchor, stored]), torch.cat([goal, torch.full_like(stored, float("nan"))])
-                previous = torch.cat([previous, self.features_of(old.images)])
-        self.net.eval()
-        o = self.options
-        result = condense(
-            self.net.features, self.tools.decoder, self.tools.on_device(start),
-            Goals(goal, previous, anchor, labels), weights=Weights(o.cur_syn, o.pre_syn, o.shift),
-            steps=o.condense_steps, lr=o.condense_lr, perturb=self.perturb if o.condense_perturb else None,
-            progress=lambda done, of: self.tools.progress("condense", done, of),
-        )
-        self.net.train()
-        self.exemplars.drop_classes(labels.unique().cpu())
-        quota = self.per_class()
-        self.exemplars.keep(self.exemplars.first_of_each(quota))
-        slots = torch.arange(len(self.exemplars), len(self.exemplars) + len(labels))
-        self.exemplars.put_latents(slots, result.z, labels)
+            self.condensed.prototypes.set(classes, means)
 
     @torch.no_grad()
     def features_of(self, images: Tensor) -> Tensor:
-        self.net.eval()
-        z = self.net.features(self.tools.on_device(to_float(images)))
-        self.net.train()
+        was_training = self.net.training
+        z = self.net.eval().features(self.tools.on_device(images))
+        self.net.train(was_training)
         return z
 
     def per_class(self) -> int:
         """Condensed exemplars a class that the allowance leaves beside prototypes and real exemplars."""
-        classes, row = max(len(self.seen), 1), self.exemplars.row_bytes(len(self.seen)) or 0
-        other = classes * self.prototypes.class_bytes(classes) + self.sigma.nbytes
+        classes = max(len(self.seen), 1)
+        other = classes * self.condensed.class_bytes(classes) + self.sigma.nbytes
         if self.real:
             other += classes * (4 + self.options.real * (self.real.store.row_bytes(classes) or 0))
-        return self.tools.allowance.per_class(classes, row, other, tensors=9)
+        return self.tools.allowance.per_class(classes, self.exemplars.row_bytes(classes) or 0, other, tensors=9)
 
     # -- what is kept --------------------------------------------------------------------------------------
 
+    def stores(self) -> list[ExemplarStore]:
+        return [self.exemplars] + ([self.real.store] if self.real else [])
+
     def state(self) -> dict[str, Tensor]:
-        kept = self.exemplars.tensors() | self.prototypes.tensors()
-        if self.real:
-            kept |= self.real.tensors()
+        kept = self.condensed.tensors() | (self.real.tensors() if self.real else {})
         return kept | ({} if self.sigma.isnan() else {"statistics/sigma": self.sigma.clone()})
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.exemplars.load(state)
-        self.prototypes.load(state)
+        self.condensed.load(state)
         if self.real:
             self.real.load(state)
         self.sigma = state.get("statistics/sigma", torch.full((1,), _sigma(self.options.noise)))

@@ -26,7 +26,8 @@ class Replay:
     def __len__(self) -> int:
         return len(self.store)
 
-    def make_room(self, classes: int, column_bytes: int = 0, other_bytes: int = 0, per_class: int | None = None) -> None:
+    def make_room(self, classes: int, column_bytes: int = 0, other_bytes: int = 0,
+                  per_class: int | None = None) -> None:
         """Set the size for this many classes; what no longer fits is dropped, what cannot fit is an error."""
         row = self.store.row_bytes(classes)
         if row is None:

@@ -131,7 +131,8 @@ class Learner:
         """Scores of every class (N, classes) for uint8 or float images (N, C, H, W); unseen classes are -inf."""
         x = torch.as_tensor(images)
         if x.ndim != 4 or tuple(x.shape[1:]) != tuple(self.image_shape):
-            raise UserError(f"images must have shape (N, {', '.join(map(str, self.image_shape))}); met {tuple(x.shape)}")
+            wanted = ", ".join(map(str, self.image_shape))
+            raise UserError(f"images must have shape (N, {wanted}); met {tuple(x.shape)}")
         if not self.method.seen:
             raise UserError("this learner has learned nothing yet; call learn(task) first")
         self.net.eval()
@@ -165,7 +166,6 @@ class Learner:
         tensors = {f"net/{k}": v for k, v in self.net.state_dict().items()}
         tensors |= {f"method/{k}": v for k, v in self.method.state().items()}
         tensors |= {f"scratch/{k}": v for k, v in self.method.scratch().items()}
-        optimizer: dict[str, Any] = {}
         if self._optimizer is not None:
             for index, state in self._optimizer.state_dict()["state"].items():
                 for key, value in state.items():
@@ -177,7 +177,7 @@ class Learner:
             "format": FORMAT, "config": self.config.to_json(), "image_shape": list(self.image_shape),
             "classes": self.classes_, "tasks": self.tasks_, "seen": self.method.seen, "current": self.method.current,
             "seconds": self.seconds, "inner_seconds": self.tools.seconds, "images": self.images_learned,
-            "has_optimizer": self._optimizer is not None, "optimizer": optimizer, "extra": extra or {},
+            "has_optimizer": self._optimizer is not None, "extra": extra or {},
         }
         contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         write_atomic(path, serialise(contiguous, {"protocore": json.dumps(header)}))

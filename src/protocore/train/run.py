@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -14,19 +16,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import protocore
-from protocore.config import Resolved, read_config_file, resolve
+from protocore.config import Resolved, flag, read_config_file, resolve
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream
 from protocore.errors import UserError
-from protocore.memory.ledger import write_json
+from protocore.memory.ledger import read_tensors, write_json
 from protocore.methods import method_named
 from protocore.train.evaluate import Row, evaluate
 from protocore.train.learner import Learner
 from protocore.train.metrics import summary
+from protocore.version import __version__
 
 
-def configure(flags: dict[str, Any], *, config_file: Path | None = None, like: dict[str, Any] | None = None) -> Resolved:
+def configure(flags: dict[str, Any], *, config_file: Path | None = None,
+              like: dict[str, Any] | None = None) -> Resolved:
     """Settings from all sources, the later ones winning: method, benchmark, preset, file or earlier run, flags."""
     given: dict[str, Any] = {}
     middle: list[tuple[str, dict[str, Any]]] = []
@@ -50,6 +53,21 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None, like: d
     if given.get("online"):
         layers.insert(4, ("--online", {"batch": 10, "replay_batch": 10, "epochs": 1}))
     return resolve(layers, method.Options)
+
+
+def command_of(config: Resolved) -> str:
+    """The command that gives this configuration: what did not come from defaults, benchmark or preset."""
+    values = {**asdict(config.settings), **asdict(config.options)}
+    words = ["protocore", "run", config.settings.method, config.settings.benchmark]
+    for name, source in config.sources.items():
+        chosen = source.startswith(("flag", "--")) and source != "--online"
+        if chosen and name not in ("method", "benchmark", "data_root"):
+            value = values[name]
+            if isinstance(value, bool):
+                words.append(flag(name) if value else flag(f"no_{name}"))
+            elif value is not None:
+                words += [flag(name), str(value)]
+    return shlex.join(words)
 
 
 class Reporter(Protocol):
@@ -89,8 +107,12 @@ class Run:
 
 
 def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, checkpoint_seconds: float = 30,
-        restart: bool = False, stop: Callable[[], bool] | None = None) -> dict[str, Any]:
-    """Learn the whole stream, or go on where the folder's checkpoint left off. Returns what is in result.json."""
+        restart: bool = False, stop: Callable[[], bool] | None = None,
+        finished: Callable[[Learner, dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """Learn the whole stream, or go on where the folder's checkpoint left off. Returns what is in result.json.
+
+    `stop` is asked after every step; `finished` is called with the learner and the result before they are stored.
+    """
     reporter = reporter or Quiet()
     s = config.settings
     fits = method_named(s.method).fits
@@ -115,6 +137,8 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
     result = job.result(config)
     learner.save_memory(folder / "memory.safetensors")
     learner.save(folder / "learner.safetensors")
+    if finished:
+        finished(learner, result)
     write_json(folder / "result.json", result)
     checkpoint.unlink(missing_ok=True)
     return result
@@ -203,16 +227,13 @@ class _Job:
     def everything(self) -> None:
         task = self.stream.everything()
         self.reporter.task(0, 1, len(task.classes))
-        self.learner.learn(task, class_names=self.stream.class_names, on_step=lambda d, o, x: self.reporter.step(d, o, float(x)))
+        self.learner.learn(task, class_names=self.stream.class_names,
+                           on_step=lambda done, of, loss: self.reporter.step(done, of, float(loss)))
         self.measure(len(self.stream))
 
     def _reopen(self, checkpoint: Path, open_task: Callable[[Run], Any]) -> Any:
         """Go on from a checkpoint; the task is open again where it was saved inside one."""
-        from protocore.memory.ledger import read_tensors
-
         _, metadata = read_tensors(checkpoint)
-        import json
-
         self.run = Run(**json.loads(metadata["protocore"])["extra"]["run"])
         task = open_task(self.run) if self.run.step else None
         self.learner.restore(checkpoint, task)
@@ -223,12 +244,13 @@ class _Job:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return {
             "format": 1,
-            "command": f"protocore run {config.settings.method} {config.settings.benchmark}",
+            "command": command_of(config),
             **config.to_json(),
             "data_digest": self.stream.digest,
-            "code_version": protocore.__version__,
-            "machine": {"python": platform.python_version(), "torch": torch.__version__, "cores": torch.get_num_threads(),
-                        "processor": platform.machine(), "system": platform.system()},
+            "code_version": __version__,
+            "machine": {"python": platform.python_version(), "torch": torch.__version__,
+                        "threads": torch.get_num_threads(), "processor": platform.machine(),
+                        "system": platform.system()},
             "tasks": len(self.stream),
             "class_names": list(self.stream.class_names),
             "class_incremental": {"R": self.run.class_il, **summary(self.run.class_il)},

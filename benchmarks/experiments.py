@@ -1,0 +1,102 @@
+"""The runs behind the tables in docs/: one name a table, resumable, the small result of each run in results/.
+
+    python benchmarks/experiments.py fashion-mnist --data-root DIR [--jobs 2]
+
+A run whose result is in results/ is not run again; one that was interrupted goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from protocore.bench.results import small
+
+ROOT = Path(__file__).parent.parent
+
+# name of a table -> (benchmark, flags that all its runs share, {row: method and flags}, seeds)
+GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
+    "digits": (
+        "digits", "",
+        {
+            "finetune": "finetune",
+            "er-20": "er --spc 20",
+            "er-1": "er --spc 1",
+            "protocore-1": "protocore --spc 1",
+            "protocore-5": "protocore --spc 5",
+            "joint": "joint",
+        },
+        (0, 1, 2),
+    ),
+    "fashion-mnist": (
+        "fashion-mnist", "--preset cpu",
+        {
+            "finetune": "finetune",
+            "er-1": "er --spc 1",
+            "er-20": "er --spc 20",
+            "protocore-1": "protocore --spc 1",
+            "protocore-5": "protocore --spc 5",
+            "protocore-1-random": "protocore --spc 1 --start random",
+        },
+        (0, 1, 2),
+    ),
+    "cifar10-er": (
+        "cifar10",
+        "--backbone resnet18 --width 20 --optimizer sgd --lr 0.1 --batch 32 --replay-batch 32 "
+        "--epochs 2",
+        {"er-200": "er --capacity 200"},
+        (0,),
+    ),
+}
+
+
+def run_one(table: str, row: str, command: list[str], seed: int, arguments: argparse.Namespace) -> str:
+    """One run in a process of its own, one thread; its small result goes to results/TABLE/."""
+    stored = ROOT / "results" / table / f"{row}-s{seed}.json"
+    if stored.exists():
+        return f"{table} {row} seed {seed}: stored already"
+    folder = Path(arguments.runs) / table / f"{row}-s{seed}"
+    words = [sys.executable, "-m", "protocore.cli", "run", *command, "--seed", str(seed), "--threads", "1",
+             "--out", str(folder), "--json", "--no-figures"]
+    if arguments.data_root:
+        words += ["--data-root", arguments.data_root]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return f"{table} {row} seed {seed}: FAILED\n{done.stderr}"
+    result = json.loads(done.stdout)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    stored.write_text(json.dumps(small(result), indent=1, ensure_ascii=False) + "\n")
+    return f"{table} {row} seed {seed}: A_T {result['class_incremental']['A_T']:.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", choices=GRIDS)
+    parser.add_argument("--data-root", help="folder of the data sets (else PROTOCORE_DATA)")
+    parser.add_argument("--runs", default="runs/experiments", help="where the run folders go")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    arguments = parser.parse_args()
+    failed = 0
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        jobs = [
+            pool.submit(run_one, table, row, [method, benchmark, *shared.split(), *flags], seed, arguments)
+            for table in arguments.tables
+            for benchmark, shared, rows, seeds in [GRIDS[table]]
+            for seed in seeds
+            for row, (method, *flags) in ((row, words.split()) for row, words in rows.items())
+        ]
+        for job in jobs:
+            line = job.result()
+            failed += "FAILED" in line
+            print(line, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

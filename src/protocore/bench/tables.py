@@ -1,0 +1,168 @@
+"""Tables: for the terminal with rich, and in Markdown for documents that are written by a program."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from protocore.bench.results import classes_of, run_labels, saw_everything, shared_bytes
+from protocore.config import flag, format_bytes
+from protocore.errors import UserError
+from protocore.train.metrics import Matrix
+
+NONE = "–"
+MOST_COLUMNS = 12  # of a matrix in a terminal
+
+
+def mean_std(values: Sequence[float]) -> str:
+    """`50.2 ± 1.3`, with the standard deviation of a sample; `50.2` for one value."""
+    if not values:
+        return NONE
+    mean = f"{statistics.fmean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """A row a run: how right it is, what it keeps, what it costs."""
+    some_shared = any(shared_bytes(r) for r in results)
+    rows = []
+    for label, r in zip(run_labels(results), results, strict=True):
+        free, told, seconds = r["class_incremental"], r["task_incremental"], r["seconds"]
+        all_data = saw_everything(r)
+        row = {
+            "method": label,
+            "A_T": _percent(free["A_T"]),
+            "A_L": _percent(free["A_L"]),
+            "Ā": _percent(free["A_mean"]),
+            "forgetting": _percent(free["forgetting"]),
+            "task-inc. A_T": _percent(told["A_T"]),
+            "kept": "all data" if all_data else format_bytes(r["bytes_kept"]),
+            "a class": NONE if all_data else format_bytes(r["bytes_kept"] / classes_of(r)),
+        }
+        if some_shared:
+            row["shared"] = format_bytes(shared_bytes(r))
+        inner = [v for k, v in seconds.items() if k != "learn"]
+        row["learn s"] = f"{seconds.get('learn', 0.0):,.1f}"
+        row["condense s"] = f"{sum(inner):,.1f}" if inner else NONE
+        rows.append(row)
+    return rows
+
+
+def summary_table(results: list[dict[str, Any]]) -> Table:
+    """Runs side by side; seconds of learning apart from those of condensing or selecting."""
+    benchmarks = dict.fromkeys(r["settings"]["benchmark"] for r in results)
+    table = _table(", ".join(benchmarks))
+    rows = summary_rows(results)
+    for name in rows[0] if rows else ("method", "A_T"):
+        first = name == "method"
+        table.add_column(name, justify="left" if first else "right", no_wrap=not first)
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    return table
+
+
+def ledger_table(result: dict[str, Any]) -> Table:
+    """Every byte that is kept, by name, with its sum; what is shared by all classes stands below it."""
+    table = _table("What is kept")
+    table.add_column("name")
+    table.add_column("rows", justify="right")
+    table.add_column("bytes", justify="right")
+    own = [e for e in result["ledger"] if not e["shared"]]
+    shared = [e for e in result["ledger"] if e["shared"]]
+    for e in own:
+        table.add_row(escape(e["name"]), f"{e['rows']:,}", f"{e['bytes']:,}")
+    table.add_section()
+    table.add_row("sum", "", f"{sum(e['bytes'] for e in own):,}", style="bold")
+    if shared:
+        table.add_section()
+        for e in shared:
+            table.add_row(escape(f"shared: {e['name']}"), f"{e['rows']:,}", f"{e['bytes']:,}")
+    return table
+
+
+def matrix_table(r: Matrix) -> Table:
+    """R, a row after each task; of many tasks an even choice, the first and the last among them."""
+    tasks = len(r[-1])
+    shown = _chosen(tasks)
+    table = _table("Accuracy on each task")
+    table.add_column("after task", justify="right")
+    for j in shown:
+        table.add_column(str(j + 1), justify="right")
+    table.add_column("mean", justify="right", style="bold")
+    for row in r:
+        if len(row) - 1 in shown:
+            cells = [f"{row[j]:.0f}" if j < len(row) else "" for j in shown]
+            table.add_row(str(len(row)), *cells, f"{statistics.fmean(row):.1f}")
+    return table
+
+
+def _chosen(tasks: int) -> list[int]:
+    if tasks <= MOST_COLUMNS:
+        return list(range(tasks))
+    return sorted({round(i * (tasks - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)})
+
+
+def config_table(result: dict[str, Any], all: bool = False) -> Table:
+    """Settings and options with the source of each value; plain defaults only with `all`."""
+    table = _table(None)
+    for name in ("setting", "value", "source"):
+        table.add_column(name)
+    for name, value in {**result["settings"], **result["options"]}.items():
+        source = result["sources"].get(name, "default")
+        if all or source != "default":
+            text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
+            table.add_row(flag(name), escape(text), escape(source))
+    return table
+
+
+def markdown_table(rows: list[dict[str, str]]) -> str:
+    """A Markdown table with the keys as heading; columns of numbers stand to the right."""
+    names = list(dict.fromkeys(k for row in rows for k in row))
+    if not names:
+        return ""
+    cells = [[_cell(n) for n in names], *([_cell(row.get(n, "")) for n in names] for row in rows)]
+    widths = [max(3, *(len(line[i]) for line in cells)) for i in range(len(names))]
+    right = [i > 0 and all(_number(line[i]) for line in cells[1:]) for i in range(len(names))]
+    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    lines = [[c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]
+             for line in cells]
+    lines.insert(1, rule)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def replace_block(text: str, name: str, block: str) -> str:
+    """Put `block` between `<!-- table: NAME -->` and `<!-- end: NAME -->`, whatever stands there now."""
+    marks = f"<!-- table: {name} -->", f"<!-- end: {name} -->"
+    for mark in marks:
+        if text.count(mark) != 1:
+            raise UserError(f"the table {name!r} needs the line {mark} exactly once; it is there "
+                            f"{text.count(mark)} times: put it where the table begins and ends")
+    start, end = text.index(marks[0]) + len(marks[0]), text.index(marks[1])
+    if end < start:
+        raise UserError(f"the table {name!r}: {marks[1]} stands before {marks[0]}; put it after")
+    return f"{text[:start]}\n{block.strip()}\n{text[end:]}"
+
+
+def _table(title: str | None) -> Table:
+    return Table(title=escape(title) if title else None, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
+                 pad_edge=False)
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _number(cell: str) -> bool:
+    """A number, perhaps with a deviation or a unit, or nothing."""
+    return bool(re.fullmatch(r"(|–|\**[-+−]?[\d,.]+\**( ± [\d,.]+)?( ?(%|s|min|h|B|KB|MB|GB))?)", cell)) \
+        or cell == "all data"

@@ -1,0 +1,112 @@
+"""M_s and M_p of the paper: condensed exemplars with their prototypes, and how both are renewed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protocore.condense.loop import Condensed, Goals, Weights, condense
+from protocore.condense.targets import Targets
+from protocore.decoders.base import Decoder
+from protocore.memory.prototypes import PrototypeStore
+from protocore.memory.store import ExemplarStore
+
+STARTS = ("random", "mean", "nearest")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How exemplars are made."""
+
+    weights: Weights
+    steps: int
+    lr: float
+    start: str
+    init_scale: float
+    perturb: Callable[[Tensor], Tensor] | None
+    refresh: bool
+
+
+class CondensedMemory:
+    """One or more condensed exemplars and one real prototype a class."""
+
+    def __init__(self, decoder: Decoder, dim: int, dtype: str, recipe: Recipe) -> None:
+        self.decoder = decoder
+        self.recipe = recipe
+        # An exemplar that starts at a real picture is a compressed real picture: it is called so.
+        origin = "coded" if recipe.start == "nearest" else "synthetic"
+        self.exemplars = ExemplarStore(decoder, f"{origin} exemplars")
+        self.prototypes = PrototypeStore(dim, dtype)
+
+    def start(self, targets: Targets, images_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The latents that condensation starts from, one a target; `images_of` reads float images by row."""
+        if self.recipe.start == "random":
+            return self.recipe.init_scale * torch.randn(len(targets.labels), *self.decoder.latent_shape)
+        if self.recipe.start == "nearest":
+            return self.decoder.encode(images_of(targets.nearest))
+        means = [images_of(member.nonzero().flatten()).mean(0) for member in targets.members]
+        return self.decoder.encode(torch.stack(means))
+
+    def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Tensor, per_class: int,
+              progress: Callable[[int, int], None] | None = None) -> Condensed:
+        """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them."""
+        goals = self._goals(features, targets)
+        if self.recipe.refresh:
+            goals, start = self._with_the_others(features, goals, start)
+        r = self.recipe
+        made = condense(features, self.decoder, start, goals, weights=r.weights, steps=r.steps, lr=r.lr,
+                        perturb=r.perturb, progress=progress)
+        self.exemplars.drop_classes(goals.labels.unique().cpu())
+        slots = torch.arange(len(self.exemplars), len(self.exemplars) + len(goals.labels))
+        self.exemplars.put_latents(slots, made.z, goals.labels)
+        self.exemplars.keep(self.exemplars.first_of_each(per_class))
+        return made
+
+    def _goals(self, features: Callable[[Tensor], Tensor], targets: Targets) -> Goals:
+        """Targets for all; stored exemplars and prototypes for the classes that come back."""
+        previous = torch.full_like(targets.features, float("nan"))
+        anchor = previous.clone()
+        for label in targets.labels.unique().tolist():
+            rows = (targets.labels == label).nonzero().flatten()
+            held = self.exemplars.slots_of(label)
+            if len(held):
+                again = held.repeat(-(-len(rows) // len(held)))[: len(rows)]
+                previous[rows] = self._seen(features, self.exemplars.at(again).images)
+            if label in self.prototypes:
+                anchor[rows] = self.prototypes.get([label]).to(anchor)
+        return Goals(targets.features, previous, anchor, targets.labels)
+
+    def _with_the_others(self, features: Callable[[Tensor], Tensor], goals: Goals,
+                         start: Tensor) -> tuple[Goals, Tensor]:
+        """Old classes have no data: they hold on to what their exemplars say now, and to their prototypes."""
+        rest = torch.isin(self.exemplars.labels, goals.labels.cpu(), invert=True).nonzero().flatten()
+        if not len(rest):
+            return goals, start
+        old = self.exemplars.at(rest)
+        anchor = self.prototypes.get(old.labels.tolist()).to(goals.target)
+        joined = Goals(
+            torch.cat([goals.target, torch.full_like(anchor, float("nan"))]),
+            torch.cat([goals.previous, self._seen(features, old.images)]),
+            torch.cat([goals.anchor, anchor]),
+            torch.cat([goals.labels, old.labels.to(goals.labels)]),
+        )
+        return joined, torch.cat([start, self.decoder.encode(old.images.float() / 255).to(start)])
+
+    @staticmethod
+    @torch.no_grad()
+    def _seen(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        return features(images.float() / 255)
+
+    def class_bytes(self, classes: int) -> int:
+        """Bytes a class besides its exemplars."""
+        return self.prototypes.class_bytes(classes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.exemplars.tensors() | self.prototypes.tensors()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.exemplars.load(tensors)
+        self.prototypes.load(tensors)
