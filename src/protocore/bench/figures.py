@@ -7,13 +7,12 @@ import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protocore.bench.results import keeps_nothing, run_labels, saw_everything
+from protocore.bench.results import keeps_nothing, run_labels, saw_everything, shared_bytes
 from protocore.config import format_bytes
 from protocore.errors import UserError
 
@@ -25,15 +24,21 @@ DPI = 200  # twice what a README shows
 # Okabe and Ito's colours, told apart by colour-blind readers too; their yellow is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "v", "P", "X")
-INK, FAINT = "#333333", "#8A8A8A"
+INK, FAINT = "#333333", "#8A8A8A"  # FAINT is also the colour of bounds: no memory at all, all data at once
 DIRECT = 8  # up to this many runs are named at the end of their line, more in a legend
 COLUMNS = 20  # of an exemplar grid
+MATRIX_TOP = 160  # percent at the dark end of the colours: at 100 they are still light enough for dark numbers
+Point = tuple[float, float, str, str, str]  # bytes, accuracy, label, colour, marker
+# Where a label may stand: points to the right, points up, and which of its ends is at the marker.
+AROUND = ((8, 0, "left"), (-8, 0, "right"), (0, 11, "center"), (0, -11, "center"), (8, 10, "left"), (8, -10, "left"),
+          (-8, 10, "right"), (-8, -10, "right"), (10, 20, "left"), (10, -20, "left"))
 STYLE = {
     "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": INK,
     "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.titlelocation": "left",
     "axes.titlesize": 10, "axes.titleweight": "bold", "lines.linewidth": 1.6, "lines.markersize": 4.5,
-    "legend.frameon": False, "xtick.major.size": 0, "ytick.major.size": 0,
+    "legend.frameon": False, "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0,
+    "xtick.major.pad": 6,
 }
 
 
@@ -51,7 +56,7 @@ def _figure(path: Path, width: float, height: float, **more: Any) -> Iterator[Fi
         FigureCanvasAgg(figure)
         yield figure
         data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
     write_atomic(path, data.getvalue())
 
 
@@ -65,31 +70,46 @@ def accuracy_curves(results: list[dict[str, Any]], path: Path) -> None:
     tasks = max(r["tasks"] for r in results)
     with _figure(path, 7.2, 4.2, layout="constrained") as figure:
         ax = figure.add_subplot()
-        ends = []
-        for k, (result, colour) in enumerate(zip(results, islice(cycle(COLOURS), len(results)), strict=True)):
+        looks, ends = _looks(results), []
+        for result, (colour, marker) in zip(results, looks, strict=True):
             once = saw_everything(result)
-            marker = "D" if once else MARKERS[k // len(COLOURS) % len(MARKERS)]
-            for kind, dashes, strength in (("task_incremental", "--", 0.55), ("class_incremental", "-", 1.0)):
+            for kind, dashes, strong in (("task_incremental", "--", False), ("class_incremental", "-", True)):
+                if once and not strong:
+                    continue
                 r = result[kind]["R"]
                 y = [statistics.fmean(row) for row in r]
-                ax.plot([len(row) for row in r], y, dashes, color=colour, alpha=strength,
-                        linewidth=1.0 if strength < 1 else 1.6, marker=marker if tasks <= 20 or once else None,
-                        markerfacecolor=colour if strength == 1 else "white")
-            ends.append((len(r[-1]), y[-1], colour))
-        ax.set(xlim=(1 - 0.02 * tasks, tasks + 0.02 * tasks), ylim=(0, 102), xlabel="tasks learned")
-        ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+                ax.plot([len(row) for row in r], y, dashes, color=colour, alpha=1.0 if strong else 0.55,
+                        linewidth=1.6 if strong else 1.0, marker=marker if tasks <= 20 or once else None,
+                        markerfacecolor=colour if strong else "white", zorder=4 if once else 3 if strong else 2)
+                if strong:
+                    ends.append((len(r[-1]), y[-1], colour))
+        beside = max(0.018 * (tasks - 1), 0.05)
+        ax.set(xlim=(1 - beside, tasks + beside), ylim=(0, 102), xlabel="tasks learned")
+        ax.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]))
         ax.yaxis.set_major_formatter("{x:.0f} %")
         ax.set_title(f"{_benchmarks(results)}: mean accuracy of the tasks seen so far", pad=24)
-        keys = [Line2D([], [], color=INK, linestyle=s, linewidth=w) for s, w in (("-", 1.6), ("--", 1.0))]
+        keys = [Line2D([], [], color=INK, linestyle="-"), Line2D([], [], color=INK, linestyle="--", linewidth=1.0)]
         key = ax.legend(keys, ["class-incremental", "task-incremental"], loc="lower left", ncols=2,
                         bbox_to_anchor=(0, 0.995), borderaxespad=0.2, borderpad=0, handlelength=2.2)
         if len(results) <= DIRECT:
             _name_ends(ax, ends, labels)
         else:
-            lines = [Line2D([], [], color=c, marker=MARKERS[k // len(COLOURS) % len(MARKERS)])
-                     for k, (_, _, c) in enumerate(ends)]
+            lines = [Line2D([], [], color=c, marker=m, linestyle="none" if saw_everything(r) else "-")
+                     for r, (c, m) in zip(results, looks, strict=True)]
             ax.legend(lines, [_wrapped(n) for n in labels], loc="upper left", bbox_to_anchor=(1.0, 1.0))
             ax.add_artist(key)
+
+
+def _looks(results: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Colour and marker of each run; bounds are grey, so that the colours reach further."""
+    looks, used = [], 0
+    for result in results:
+        if saw_everything(result) or keeps_nothing(result):
+            looks.append((FAINT, "D" if saw_everything(result) else "o"))
+        else:
+            looks.append((COLOURS[used % len(COLOURS)], MARKERS[used // len(COLOURS) % len(MARKERS)]))
+            used += 1
+    return looks
 
 
 def _name_ends(ax: Axes, ends: Sequence[tuple[float, float, str]], labels: list[str]) -> None:
@@ -98,9 +118,9 @@ def _name_ends(ax: Axes, ends: Sequence[tuple[float, float, str]], labels: list[
     line_height = 4.3  # percent points of the axis that a line of text takes
     heights = [line_height * (1 + text.count("\n")) for text in wrapped]
     places = _spread([y for _, y, _ in ends], heights, 0.0, 104.0)
-    right = ax.get_xlim()[1]
+    left, right = ax.get_xlim()
     for (x, y, colour), text, place in zip(ends, wrapped, places, strict=True):
-        ax.annotate(text, (x, y), xytext=(right + 0.035 * right, place), textcoords="data", color=colour,
+        ax.annotate(text, (x, y), xytext=(right + 0.04 * (right - left), place), textcoords="data", color=colour,
                     va="center", fontsize=8.5, linespacing=1.0, annotation_clip=False,
                     arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.7,
                                 "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)})
@@ -123,8 +143,6 @@ def _spread(centres: Sequence[float], heights: Sequence[float], low: float, high
 
 def matrix_heatmap(result: dict[str, Any], path: Path) -> None:
     """R with its numbers: a row after each task, a column for each task's classes."""
-    import matplotlib
-
     r = result["class_incremental"]["R"]
     tasks = max(len(row) for row in r)
     many = tasks > 12
@@ -132,15 +150,14 @@ def matrix_heatmap(result: dict[str, Any], path: Path) -> None:
     values = np.full((len(r), tasks), np.nan)
     for i, row in enumerate(r):
         values[i, : len(row)] = row
-    blues = matplotlib.colormaps["Blues"]
     with _figure(path, max(tasks * cell + 1.1, 4.2), len(r) * cell + 1.2, layout="constrained") as figure:
         ax = figure.add_subplot()
-        # The darkest end is left out: black text would be lost on it, and white says 0.
-        ax.pcolormesh(np.ma.masked_invalid(values), cmap=blues, vmin=0, vmax=115, edgecolors="white", linewidth=0.8)
+        ax.pcolormesh(np.ma.masked_invalid(values), cmap="Blues", vmin=0, vmax=MATRIX_TOP, edgecolors="white",
+                      linewidth=0.8)
         for i, j in zip(*np.nonzero(~np.isnan(values)), strict=True):
             v = values[i, j]
             ax.text(j + 0.5, i + 0.5, f"{v:.0f}" if many else f"{v:.1f}", ha="center", va="center",
-                    fontsize=6.2 if many else 8.5, color="white" if v > 62 else INK)
+                    fontsize=7 if many else 9, color="#111111")
         every = 1 if tasks <= 20 else 5
         ticks = [j for j in range(tasks) if (j + 1) % every == 0 or j == 0]
         ax.set_xticks([j + 0.5 for j in ticks], [str(j + 1) for j in ticks])
@@ -159,16 +176,22 @@ def bytes_figure(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     _need(results)
-    methods = list(dict.fromkeys(r["settings"]["method"] for r in results))
-    colours = dict(zip(methods, islice(cycle(COLOURS), len(methods)), strict=True))
-    points, levels = [], []
+    points: list[Point] = []
+    levels: list[Point] = []
+    methods: list[str] = []
     for result, label in zip(results, run_labels(results), strict=True):
-        level = saw_everything(result) or keeps_nothing(result)
-        colour = colours[result["settings"]["method"]]
-        (levels if level else points).append((result["bytes_kept"], result["class_incremental"]["A_T"], label, colour))
+        accuracy, method = result["class_incremental"]["A_T"], result["settings"]["method"]
+        if saw_everything(result) or keeps_nothing(result):
+            levels.append((0, accuracy, label, FAINT, ""))
+            continue
+        if method not in methods:
+            methods.append(method)
+        k = methods.index(method)
+        points.append((result["bytes_kept"], accuracy, label, COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]))
     with _figure(path, 7.2, 4.2, layout="constrained") as figure:
         ax = figure.add_subplot()
-        ax.set(xscale="log", ylim=(0, 104), xlabel="bytes kept")
+        shared = any(shared_bytes(r) for r in results)
+        ax.set(xscale="log", ylim=(0, 104), xlabel="bytes kept" + ", without what all classes share" * shared)
         ax.set_title(f"{_benchmarks(results)}: final accuracy A_T against bytes kept")
         ax.yaxis.set_major_formatter("{x:.0f} %")
         if points:
@@ -177,52 +200,45 @@ def bytes_figure(results: list[dict[str, Any]], path: Path) -> None:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_bytes(x).replace(".0 ", " ")))
         ax.xaxis.set_minor_formatter(NullFormatter())
-        for method in methods:
-            own = sorted(p[:2] for p in points if p[3] == colours[method])
-            mark = MARKERS[methods.index(method) % len(MARKERS)]
-            ax.plot([x for x, _ in own], [y for _, y in own], linestyle="none", marker=mark, markersize=7,
-                    color=colours[method], markeredgecolor="white", markeredgewidth=0.8, clip_on=False)
-        for _, y, label, colour in levels:
+        for x, y, _, colour, mark in points:
+            ax.plot([x], [y], linestyle="none", marker=mark, markersize=7, color=colour, markeredgecolor="white",
+                    markeredgewidth=0.8, zorder=3)
+        for _, y, _, colour, _ in levels:
             ax.axhline(y, color=colour, linewidth=1.0, linestyle=(0, (4, 3)))
         figure.draw_without_rendering()
         _name_points(ax, points, levels)
 
 
-def _name_points(ax: Axes, points: list[tuple[float, float, str, str]],
-                 levels: list[tuple[float, float, str, str]]) -> None:
-    """Labels beside their markers: of some places around each the first that is free of others."""
+def _name_points(ax: Axes, points: list[Point], levels: list[Point]) -> None:
+    """Labels beside their markers: of the places around each the one that covers least of anything else."""
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    pixel = DPI / 72
-    centres = [ax.transData.transform((x, y)) for x, y, _, _ in points]
-    taken = [Bbox.from_extents(x - 5 * pixel, y - 5 * pixel, x + 5 * pixel, y + 5 * pixel) for x, y in centres]
-    for _, y, label, colour in levels:
-        text = ax.annotate(label, (1, y), xycoords=("axes fraction", "data"), xytext=(0, 2), color=colour,
-                           textcoords="offset points", ha="right", va="bottom", fontsize=8.5)
-        taken.append(text.get_window_extent())
+    halo = {"fontsize": 8.5, "linespacing": 1.0, "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
     frame = ax.get_window_extent()
-    offsets = [(9, 0, "left"), (-9, 0, "right"), (0, 12, "center"), (0, -12, "center"), (8, 10, "left"),
-               (8, -10, "left"), (-8, 10, "right"), (-8, -10, "right"), (10, 20, "left"), (10, -20, "left")]
-    for x, y, label, colour in points:
-        best = None
-        for dx, dy, side in offsets:
+    reach = 5 * DPI / 72
+    taken = []
+    for x, y in (ax.transData.transform(p[:2]) for p in points):
+        taken.append(Bbox.from_extents(x - reach, y - reach, x + reach, y + reach))
+    for _, y, label, colour, _ in levels:
+        height = ax.transData.transform((1, y))[1]
+        taken.append(Bbox.from_extents(frame.x0, height - 2, frame.x1, height + 2))
+        text = ax.annotate(label, (1, y), xycoords=("axes fraction", "data"), xytext=(0, 2), color=colour,
+                           textcoords="offset points", ha="right", va="bottom", in_layout=False, **halo)
+        taken.append(text.get_window_extent())
+    for x, y, label, colour, _ in points:
+        tried = []
+        for dx, dy, side in AROUND:
             text = ax.annotate(_wrapped(label), (x, y), xytext=(dx, dy), textcoords="offset points", ha=side,
-                               va="center", color=colour, fontsize=8.5, linespacing=1.0)
+                               va="center", color=colour, in_layout=False, **halo)
             box = text.get_window_extent()
-            overlaps = sum(_shared_area(box, other) for other in taken) + box.width * box.height \
-                - _shared_area(box, frame)
-            if best is None or overlaps < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = overlaps, text, box
-            else:
-                text.remove()
-            if overlaps == 0:
-                break
-        if best is not None:
-            taken.append(best[2])
+            outside = box.width * box.height - _shared_area(box, frame)
+            tried.append((outside + sum(_shared_area(box, other) for other in taken), len(tried), text, box))
+        best = min(tried, key=lambda t: t[:2])
+        for other in tried:
+            if other is not best:
+                other[2].remove()
+        taken.append(best[3])
 
 
 def _shared_area(a: Any, b: Any) -> float:
@@ -239,7 +255,7 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
                         f"{pictures.shape} with {len(of)} labels")
     if not len(pictures):
         raise UserError("there are no exemplars to draw: this memory is empty")
-    pictures = _enlarged(pictures)
+    pictures = _enlarged(pictures, 112 if len(pictures) <= 40 else 72)
     side = pictures.shape[1:3]
     rows_of = [np.flatnonzero(of == c)[:COLUMNS] for c in np.unique(of)]
     names = [textwrap.shorten(str(class_names[int(c)]), 24, placeholder="…") for c in np.unique(of)]
@@ -250,7 +266,7 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
     blocks = _blocks(len(names), block_width, side[0] + gap)
     deep = -(-len(names) // blocks)
     space, edge = 36, 28
-    top = edge + (70 if title else 0)
+    top = edge + (58 if title else 0)
     width = max(2 * edge + blocks * block_width + (blocks - 1) * space, 2 * edge + int(len(title) * 18))
     height = top + deep * (side[0] + gap) + edge
     canvas = np.full((height, width, 3), 255, np.uint8)
@@ -267,7 +283,7 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
         figure.text(edge / width, 1 - edge / height, title, va="top", fontsize=10, fontweight="bold")
 
 
-def _enlarged(images: np.ndarray, least: int = 72, most: int = 128) -> np.ndarray:
+def _enlarged(images: np.ndarray, least: int, most: int = 128) -> np.ndarray:
     """(N, H, W, 3) at a whole multiple of the size, so that pixels stay square; large pictures are averaged down."""
     x = np.moveaxis(images, 1, 3)
     x = np.broadcast_to(x, (*x.shape[:3], 3)) if x.shape[3] == 1 else x[..., :3]
@@ -280,11 +296,11 @@ def _enlarged(images: np.ndarray, least: int = 72, most: int = 128) -> np.ndarra
 
 
 def _blocks(rows: int, width: int, height: int) -> int:
-    """How many blocks side by side bring the picture nearest to a width of 1.4 times its height."""
+    """Blocks side by side, of five rows or more: as many as bring the width nearest to 1.4 times the height."""
     def off(n: int) -> float:
         return abs(np.log(n * width / (-(-rows // n) * height) / 1.4))
 
-    return 1 if rows <= 10 else min(range(1, rows + 1), key=off)
+    return min(range(1, max(rows // 5, 1) + 1), key=off)
 
 
 def _benchmarks(results: list[dict[str, Any]]) -> str:
@@ -292,7 +308,14 @@ def _benchmarks(results: list[dict[str, Any]]) -> str:
 
 
 def _wrapped(label: str) -> str:
-    return "\n".join(textwrap.wrap(label, 26))
+    """In lines of some 26 characters, broken after commas."""
+    lines: list[str] = []
+    for part in label.split(", "):
+        if lines and len(lines[-1]) + len(part) <= 24:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return ",\n".join(lines)
 
 
 def _need(results: list[dict[str, Any]]) -> None:

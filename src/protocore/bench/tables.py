@@ -17,6 +17,9 @@ from protocore.errors import UserError
 from protocore.train.metrics import Matrix
 
 NONE = "–"
+# Broken by hand so that the table fits into 80 columns.
+HEADINGS = {"forgetting": "for-\ngetting", "task-inc. A_T": "task-\ninc.\nA_T", "a class": "a\nclass",
+            "learn (s)": "learn\n(s)", "condense (s)": "con-\ndense\n(s)"}
 MOST_COLUMNS = 12  # of a matrix in a terminal
 
 
@@ -48,8 +51,8 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
         if some_shared:
             row["shared"] = format_bytes(shared_bytes(r))
         inner = [v for k, v in seconds.items() if k != "learn"]
-        row["learn s"] = f"{seconds.get('learn', 0.0):,.1f}"
-        row["condense s"] = f"{sum(inner):,.1f}" if inner else NONE
+        row["learn (s)"] = _seconds(seconds.get("learn", 0.0))
+        row["condense (s)"] = _seconds(sum(inner)) if inner else NONE
         rows.append(row)
     return rows
 
@@ -61,7 +64,8 @@ def summary_table(results: list[dict[str, Any]]) -> Table:
     rows = summary_rows(results)
     for name in rows[0] if rows else ("method", "A_T"):
         first = name == "method"
-        table.add_column(name, justify="left" if first else "right", no_wrap=not first)
+        table.add_column(HEADINGS.get(name, name), justify="left" if first else "right", no_wrap=not first,
+                         min_width=10 if first else None)
     for row in rows:
         table.add_row(*map(escape, row.values()))
     return table
@@ -151,11 +155,15 @@ def replace_block(text: str, name: str, block: str) -> str:
 
 def _table(title: str | None) -> Table:
     return Table(title=escape(title) if title else None, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
-                 pad_edge=False)
+                 pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
 
 
 def _percent(value: float | None) -> str:
     return NONE if value is None else f"{value:.1f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _cell(text: str) -> str:

@@ -31,7 +31,7 @@ from protocore.errors import DataError
 FORMAT = "protocore-vqgan"
 VERSION = 1
 MAX_FILE_BYTES = 256 * 2**20
-_CHUNK_SCORES = 2**24  # entries of a score matrix held at once: bounds the memory of the nearest-code search
+_CHUNK_SCORES = 2**19  # entries of a score matrix held at once: they stay in the processor's cache
 _WEIGHTS = Path(__file__).parent / "weights"
 _SHIPPED = {1: "vqgan-grey.safetensors", 3: "vqgan-colour.safetensors"}
 
@@ -144,7 +144,8 @@ class DecoderNet(nn.Module):
 def search(vectors: Tensor, codebooks: Tensor, beam: int = 1) -> Tensor:
     """Indices (P, stages) of the codes whose sum is near each vector (P, D); `beam` 1 is greedy.
 
-    Stage after stage the `beam` best partial sums are kept, by |r - c|^2 = |r|^2 - 2 r.c + |c|^2.
+    Stage after stage the `beam` best partial sums are kept, by |r - c|^2 = |r|^2 - 2 r.c + |c|^2: all of it in
+    one product, since reading the scores again costs more than making them.
     """
     rows = max(1, _CHUNK_SCORES // (beam * codebooks.shape[1]))
     return torch.cat([_search(part, codebooks, beam) for part in vectors.split(rows)])
@@ -155,16 +156,18 @@ def _search(vectors: Tensor, codebooks: Tensor, beam: int) -> Tensor:
     residual = vectors[:, None]  # (P, candidates, D)
     chosen = torch.empty(count, 1, 0, dtype=torch.long, device=vectors.device)
     for book in codebooks:
-        score = (book * book).sum(1) - 2 * (residual @ book.T)
-        if beam == 1:
-            best = score.flatten(1).argmin(1, keepdim=True)
-        else:
-            best = _smallest((score + (residual * residual).sum(2, keepdim=True)).flatten(1), beam)
+        left = torch.cat([residual, _square(residual), torch.ones_like(residual[..., :1])], 2)
+        score = (left @ torch.cat([-2 * book, torch.ones_like(book[:, :1]), _square(book)], 1).T).flatten(1)
+        best = score.argmin(1, keepdim=True) if beam == 1 else _smallest(score, beam)
         parent, index = (best // codes)[..., None], best % codes
         residual = residual.gather(1, parent.expand(-1, -1, residual.shape[2])) - book[index]
         chosen = torch.cat([chosen.gather(1, parent.expand(-1, -1, chosen.shape[2])), index[..., None]], 2)
-    first = (residual * residual).sum(2).argmin(1)
+    first = _square(residual)[..., 0].argmin(1)
     return chosen[torch.arange(count, device=chosen.device), first]
+
+
+def _square(x: Tensor) -> Tensor:
+    return (x * x).sum(-1, keepdim=True)
 
 
 def _smallest(score: Tensor, count: int, members: int = 16) -> Tensor:

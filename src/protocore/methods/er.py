@@ -48,17 +48,18 @@ class ER(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         drawn = self.memory.draw(self.tools.settings.replay_batch, balanced=self.options.draw == "balanced")
-        if drawn is None:
-            return F.cross_entropy(self.net(batch.x), batch.labels)
-        replay = self.tools.view(drawn.images)
-        logits = self.net(torch.cat([batch.x, replay]))
-        labels = torch.cat([batch.labels, drawn.labels.to(batch.labels.device)])
+        x, labels, smoothing = batch.x, batch.labels, self.tools.settings.label_smoothing
+        if drawn is not None:
+            x = torch.cat([x, self.tools.view(drawn.images)])
+            labels = torch.cat([labels, drawn.labels.to(labels.device)])
+        logits, now = self.net(x), len(batch.labels)
         if self.options.current == "all":
-            return F.cross_entropy(logits, labels)
-        now = len(batch.labels)
+            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
         classes = torch.tensor(self.current, device=labels.device)
-        return (masked_cross_entropy(logits[:now], labels[:now], classes)
-                + F.cross_entropy(logits[now:], labels[now:]))
+        loss = masked_cross_entropy(logits[:now], labels[:now], classes, label_smoothing=smoothing)
+        if drawn is not None:
+            loss = loss + F.cross_entropy(logits[now:], labels[now:], label_smoothing=smoothing)
+        return loss
 
     def after_step(self, batch: Batch) -> None:
         # Each sample is offered once, in the first pass: later passes would fill slots with copies.

@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: Tensor, temperature: float = 1.0) -> Tensor:
+def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: Tensor, temperature: float = 1.0,
+                         label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy over a part of the classes only: the other logits get no gradient."""
     position = torch.full((logits.shape[1],), -1, device=logits.device)
     position[classes] = torch.arange(len(classes), device=logits.device)
-    return F.cross_entropy(logits[:, classes] / temperature, position[labels])
+    return F.cross_entropy(logits[:, classes] / temperature, position[labels], label_smoothing=label_smoothing)
 
 
 def prototype_distances(z: Tensor, prototypes: Tensor) -> Tensor:
