@@ -64,6 +64,13 @@ def test_k_means_of_equal_points_leaves_the_last_groups_empty():
     assert len(k_means(torch.randn(3, 2), 3).unique()) == 3
 
 
+@pytest.mark.parametrize(("n", "k"), [(60, 36), (40, 20), (100, 10), (9, 9)])
+def test_no_group_is_left_empty_while_points_differ(n, k):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        assert k_means(nn.functional.normalize(torch.rand(n, 6), dim=1), k).unique().tolist() == list(range(k))
+
+
 def some_features(n: int = 60, d: int = 8, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, d, dtype=torch.float64).abs(), torch.arange(n) % classes
 

@@ -483,7 +483,7 @@ UINT8 = b"cnumpy\ndtype\nX\x02\x00\x00\x00u1K\x00K\x01\x87R"
 
 @pytest.mark.parametrize(("code", "reason"), [
     (ARRAY + b"(K\x01J\xff\xff\xff\x7f\x85" + UINT8 + b"\x89C\x03abctb.", "in 3 bytes"),
-    (ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + UINT8 + b"\x89C\x01atb.", "in 1 bytes"),
+    (ARRAY + b"(K\x01J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86" + UINT8 + b"\x89C\x01atb.", "in 1 bytes"),
     (ARRAY + b"(K\x01K\x01\x85NK\x00C\x01atb.", "unknown form"),
     (ARRAY + b"(K\x01K\x01\x85" + UINT8 + b"\x89](Natb.", "pickle"),
     (ARRAY + b"}b.", "unknown form"),

@@ -42,6 +42,7 @@ def test_every_epoch_covers_each_sample_once(samples, batch, shuffled):
     for epoch in range(3):
         parts = steps[epoch * plan.steps_per_epoch : (epoch + 1) * plan.steps_per_epoch]
         assert all(len(rows) == batch for _, rows in parts[:-1])
+        assert all(len(rows) == plan.size(step) for step, rows in parts)
         assert Counter(torch.cat([rows for _, rows in parts]).tolist()) == dict.fromkeys(range(samples), 1)
         if not shuffled:
             assert torch.cat([rows for _, rows in parts]).tolist() == list(range(samples))

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -400,6 +401,8 @@ def test_training_lowers_the_loss_and_repeats_by_seed(tmp_path: Path) -> None:
 def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
     pictures = structured(5, 2)
     told = training.evaluate(tiny, pictures, 2)
+    assert tiny.training
+    assert all(p.requires_grad for p in tiny.parameters())
     decoder = VQGANDecoder(tiny, (3, 16, 16))
     values, errors = [], []
     for picture in pictures:
@@ -439,10 +442,12 @@ def test_arrays_of_two_sizes_train_together() -> None:
 
 def test_training_refuses_what_it_cannot_use() -> None:
     images = structured(8, 0)
-    for bad in (images[:, :1], images.astype(np.float32), images[:0]):
+    unusable: list[Any] = [images[:, :1], images.astype(np.float32), images[:0]]
+    amounts: list[dict[str, Any]] = [{}, {"steps": 1, "minutes": 1.0}, {"steps": -1}]
+    for bad in unusable:
         with pytest.raises(DataError, match="uint8"):
             train_decoder(bad, TINY, steps=1, held_out=images)
-    for amount in ({}, {"steps": 1, "minutes": 1.0}, {"steps": -1}):
+    for amount in amounts:
         with pytest.raises(DataError, match="minutes"):
             train_decoder(images, TINY, held_out=images, **amount)
     with pytest.raises(DataError, match="points"):
@@ -487,6 +492,6 @@ def test_shipped_colour_decoder_on_photographs(stages: int, size: int) -> None:
 
 def test_shipped_grey_decoder_on_digits() -> None:
     decoder = load(shipped(1), (1, 8, 8))
-    digits = (load_digits().images[:, None] * 255 / 16).round().astype(np.uint8)[-300:]
+    digits = (load_digits(return_X_y=True)[0].reshape(-1, 1, 8, 8) * 255 / 16).round().astype(np.uint8)[-300:]
     told = training.evaluate(decoder.model, digits, decoder.stages)
     assert told["psnr"] > 20

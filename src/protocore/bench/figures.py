@@ -26,7 +26,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "v", "P", "X")
 INK, FAINT = "#333333", "#8A8A8A"  # FAINT is also the colour of bounds: no memory at all, all data at once
 DIRECT = 8  # up to this many runs are named at the end of their line, more in a legend
-COLUMNS = 20  # of an exemplar grid
+COLUMNS, PICTURES = 20, 4000  # of an exemplar grid, at most
 MATRIX_TOP = 160  # percent at the dark end of the colours: at 100 they are still light enough for dark numbers
 Point = tuple[float, float, str, str, str]  # bytes, accuracy, label, colour, marker
 # Where a label may stand: points to the right, points up, and which of its ends is at the marker.
@@ -38,7 +38,7 @@ STYLE = {
     "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.titlelocation": "left",
     "axes.titlesize": 10, "axes.titleweight": "bold", "lines.linewidth": 1.6, "lines.markersize": 4.5,
     "legend.frameon": False, "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0,
-    "xtick.major.pad": 6,
+    "xtick.major.pad": 6, "text.parse_math": False,
 }
 
 
@@ -56,7 +56,7 @@ def _figure(path: Path, width: float, height: float, **more: Any) -> Iterator[Fi
         FigureCanvasAgg(figure)
         yield figure
         data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
     write_atomic(path, data.getvalue())
 
 
@@ -156,7 +156,7 @@ def matrix_heatmap(result: dict[str, Any], path: Path) -> None:
                       linewidth=0.8)
         for i, j in zip(*np.nonzero(~np.isnan(values)), strict=True):
             v = values[i, j]
-            ax.text(j + 0.5, i + 0.5, f"{v:.0f}" if many else f"{v:.1f}", ha="center", va="center",
+            ax.text(j + 0.5, i + 0.5, f"{v:.0f}" if many else f"{v:.1f}", ha="center", va="center", in_layout=False,
                     fontsize=7 if many else 9, color="#111111")
         every = 1 if tasks <= 20 else 5
         ticks = [j for j in range(tasks) if (j + 1) % every == 0 or j == 0]
@@ -197,7 +197,8 @@ def bytes_figure(results: list[dict[str, Any]], path: Path) -> None:
         if points:
             sizes = [p[0] for p in points]
             ax.set_xlim(min(sizes) / 1.8, max(sizes) * 3)
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        low, high = ax.get_xlim()
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=12))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_bytes(x).replace(".0 ", " ")))
         ax.xaxis.set_minor_formatter(NullFormatter())
         for x, y, _, colour, mark in points:
@@ -255,11 +256,14 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
                         f"{pictures.shape} with {len(of)} labels")
     if not len(pictures):
         raise UserError("there are no exemplars to draw: this memory is empty")
-    pictures = _enlarged(pictures, 112 if len(pictures) <= 40 else 72)
-    side = pictures.shape[1:3]
-    rows_of = [np.flatnonzero(of == c)[:COLUMNS] for c in np.unique(of)]
-    names = [textwrap.shorten(str(class_names[int(c)]), 24, placeholder="…") for c in np.unique(of)]
+    classes = np.unique(of)
+    columns = min(COLUMNS, max(PICTURES // len(classes), 1))
+    rows_of = [np.flatnonzero(of == c)[:columns] for c in classes]
     columns, gap = max(len(r) for r in rows_of), 6
+    chosen = _enlarged(pictures[np.concatenate(rows_of)], 112 if len(pictures) <= 40 else 72)
+    pictures_of = np.split(chosen, np.cumsum([len(r) for r in rows_of])[:-1])
+    side = chosen.shape[1:3]
+    names = [_short(str(class_names[int(c)])) for c in classes]
     size = 9.0
     name_width = int(0.62 * size / 72 * DPI * max(len(n) for n in names)) + 14
     block_width = name_width + columns * (side[1] + gap)
@@ -270,13 +274,14 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
     width = max(2 * edge + blocks * block_width + (blocks - 1) * space, 2 * edge + int(len(title) * 18))
     height = top + deep * (side[0] + gap) + edge
     canvas = np.full((height, width, 3), 255, np.uint8)
-    with _figure(path, width / DPI, height / DPI) as figure:
-        for k, (rows, name) in enumerate(zip(rows_of, names, strict=True)):
+    # Half a pixel more, or rounding would sometimes cut a row or column off.
+    with _figure(path, (width + 0.5) / DPI, (height + 0.5) / DPI) as figure:
+        for k, (row, name) in enumerate(zip(pictures_of, names, strict=True)):
             left = edge + (k // deep) * (block_width + space) + name_width
             y = top + (k % deep) * (side[0] + gap)
-            for j, row in enumerate(rows):
+            for j, image in enumerate(row):
                 x = left + j * (side[1] + gap)
-                canvas[y : y + side[0], x : x + side[1]] = pictures[row]
+                canvas[y : y + side[0], x : x + side[1]] = image
             figure.text((left - 14) / width, 1 - (y + side[0] / 2) / height, name, ha="right", va="center",
                         fontsize=size)
         figure.figimage(canvas, zorder=-1)
@@ -290,7 +295,8 @@ def _enlarged(images: np.ndarray, least: int, most: int = 128) -> np.ndarray:
     shrink = -(-max(x.shape[1:3]) // most)
     if shrink > 1:
         h, w = (n // shrink for n in x.shape[1:3])
-        x = x[:, : h * shrink, : w * shrink].reshape(len(x), h, shrink, w, shrink, 3).mean((2, 4)).astype(np.uint8)
+        squares = x[:, : h * shrink, : w * shrink].reshape(len(x), h, shrink, w, shrink, 3)
+        x = squares.mean((2, 4)).round().astype(np.uint8)
     grow = max(-(-least // max(x.shape[1:3])), 1)
     return x.repeat(grow, 1).repeat(grow, 2)
 
@@ -301,6 +307,10 @@ def _blocks(rows: int, width: int, height: int) -> int:
         return abs(np.log(n * width / (-(-rows // n) * height) / 1.4))
 
     return min(range(1, max(rows // 5, 1) + 1), key=off)
+
+
+def _short(name: str, most: int = 24) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _benchmarks(results: list[dict[str, Any]]) -> str:

@@ -27,6 +27,7 @@ from protocore.errors import DataError
 
 Pictures = NDArray[np.uint8]
 Progress = Callable[[dict[str, float]], None]
+_SAVE_MINUTES = 5.0  # between two writes of the weights so far
 _FLOOR = 1e-5  # keeps log(mse) of a blank picture finite; 50 dB
 
 
@@ -133,7 +134,7 @@ def _mse(images: Tensor, decoded: Tensor) -> Tensor:
 @torch.no_grad()
 def evaluate(model: VQGAN, pictures: Pictures, stages: int, batch: int = 256) -> dict[str, Any]:
     """PSNR of uint8 pictures after rounding to uint8 again, and how evenly each codebook is used."""
-    was_training = model.training
+    was_training, was_learning = model.training, next(model.parameters()).requires_grad
     decoder = VQGANDecoder(model, _shape(pictures), stages)
     errors, used = [], []
     for part in torch.from_numpy(pictures).split(batch):
@@ -142,7 +143,7 @@ def evaluate(model: VQGAN, pictures: Pictures, stages: int, batch: int = 256) ->
         decoded = (decoder.decode(model.quantiser.lookup(indices)) * 255).round() / 255
         errors.append(_mse(images, decoded))
         used.append(indices.transpose(0, 1).flatten(1))
-    model.train(was_training).requires_grad_(True)
+    model.train(was_training).requires_grad_(was_learning)
     mse = torch.cat(errors).double().clamp_min(1e-10)
     shares = [torch.bincount(row, minlength=model.config.codes).double() for row in torch.cat(used, 1)]
     return {
@@ -305,8 +306,9 @@ def train_decoder(
     """Train on uint8 pictures (one array, or several of different sizes) for `minutes` or `steps`.
 
     `points` are the numbers of stages the decoder must serve (default: half of them and all). `resume` starts
-    at the weights of a file instead of principal components. With `out`, writes the weights there, the report
-    beside them as .json and the reconstructions as .png. With `steps` the result depends on the arguments alone.
+    at the weights of a file instead of principal components. With `out`, writes the weights there (now and then
+    while training), the report beside them as .json and the reconstructions as .png. With `steps` the result
+    depends on the arguments alone.
     """
     options = options or TrainingOptions()
     if (minutes is None) == (steps is None) or (minutes or steps or 0) <= 0:
@@ -326,6 +328,7 @@ def train_decoder(
     model.train()
     model.quantiser.beam = options.beam
     curve: list[float] = []
+    saved = 0.0
     while True:
         elapsed = (time.monotonic() - started) / 60
         done = trainer.steps / steps if steps is not None else elapsed / (minutes or 1.0)
@@ -333,6 +336,9 @@ def train_decoder(
             break
         row = trainer.step(done)
         curve.append(row["loss"])
+        if out is not None and elapsed - saved > _SAVE_MINUTES:
+            save(model, out)
+            saved = elapsed
         if progress is not None:
             progress({"step": trainer.steps, "done": done, "minutes": elapsed, **row})
     model.quantiser.beam = config.beam

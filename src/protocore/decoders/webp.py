@@ -1,9 +1,9 @@
-"""Lossy WebP files without the bytes that the shape and the length tell.
+"""Lossy WebP files without the bytes that are the same for all pictures of one shape.
 
-A file of one picture is RIFF size WEBP "VP8 " size, then a VP8 key frame: tag (3 bytes), start code (3),
-width (2), height (2), first partition, coefficients, and a zero byte where the length would be odd. Of the first
-30 bytes only the length of the first partition, 19 bits of the tag, is news: it is stored in front as a number
-of 7 bits a byte (one byte for small pictures). A zero at the end is left out and comes back from the parity.
+A file is RIFF, size, WEBP, "VP8 ", size, then a VP8 key frame: tag (3 bytes), start code (3), width (2),
+height (2), first partition, coefficients; its size is even and its last byte zero, since VP8 ends with at least
+nine zero bits. Of the first 30 bytes only the length of the first partition, 19 bits of the tag, is news: it is
+stored in front, 7 bits a byte (one byte for small pictures). The last byte is left out.
 """
 
 from __future__ import annotations
@@ -57,11 +57,16 @@ class PictureCodec(Decoder):
     def restore(self, stored: bytes) -> bytes:
         """The whole file again; `DataError` where it cannot be one."""
 
+    @abstractmethod
+    def prolonged(self, file: bytes) -> bytes:
+        """The file with more data after its own, which a decoder reads only if its own ended early."""
+
     def encode(self, images: Tensor) -> Tensor:
         return images.clamp(0, 1)
 
     def quantise(self, z: Tensor) -> Tensor:
-        stored = self.from_bytes(self.to_bytes(z)).to(z)
+        files = [self.restore(stored) for stored in self.to_bytes(z)]
+        stored = self._batch([self.pixels(file) for file in files]).to(z)
         return z + (stored - z).detach()
 
     def decode(self, z: Tensor) -> Tensor:
@@ -74,19 +79,26 @@ class PictureCodec(Decoder):
         return [self.pack(Image.fromarray(row[:, :, 0] if row.shape[2] == 1 else row)) for row in rows]
 
     def from_bytes(self, stored: Sequence[bytes]) -> Tensor:
-        channels, height, width = self.image_shape
-        pictures = np.empty((len(stored), height, width, channels), np.uint8)
-        for i, data in enumerate(stored):
-            try:
-                pictures[i] = self._read(data)
-            except DataError as error:
-                raise DataError(f"exemplar {i} is no {self.name} picture of {width} x {height}: {error}") from error
-        return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous().float() / 255
+        return self._batch([self._checked(i, data) for i, data in enumerate(stored)])
 
-    def _read(self, stored: bytes) -> NDArray[np.uint8]:
-        if len(stored) > self.largest:
-            raise DataError(f"{len(stored)} bytes is more than such a picture can take ({self.largest})")
-        return self.pixels(self.restore(stored))
+    def _batch(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
+        channels, height, width = self.image_shape
+        batch = np.stack(pictures) if pictures else np.empty((0, height, width, channels), np.uint8)
+        return torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float() / 255
+
+    def _checked(self, number: int, stored: bytes) -> NDArray[np.uint8]:
+        """Codecs fill up what is missing and say nothing, so data that ends early is looked for here."""
+        _, height, width = self.image_shape
+        try:
+            if len(stored) > self.largest:
+                raise DataError(f"{len(stored)} bytes is more than such a picture can take ({self.largest})")
+            file = self.restore(stored)
+            read = self.pixels(file)
+            if not np.array_equal(read, self.pixels(self.prolonged(file))):
+                raise DataError("its data end early")
+        except DataError as error:
+            raise DataError(f"exemplar {number} is no {self.name} picture of {width} x {height}: {error}") from error
+        return read
 
     def pixels(self, file: bytes) -> NDArray[np.uint8]:
         """Decode a whole file to (H, W, C), once its header has shown the right size."""
@@ -138,27 +150,26 @@ class WebP(PictureCodec):
     def pack(self, picture: Image.Image) -> bytes:
         file = self.file(picture)
         tag = int.from_bytes(file[20:23], "little")
-        body = file[_HEADER:]
-        stored = _number(tag >> 5) + (body if body[-1] else body[:-1])
+        stored = _number(tag >> 5) + file[_HEADER:-1]
         if self.restore(stored) != file:
-            raise RuntimeError(f"this build of Pillow writes a WebP header that differs: {file[:_HEADER].hex()}")
+            raise RuntimeError(f"this build of Pillow writes WebP files that differ: {file[:_HEADER].hex()}")
         return stored
 
     def restore(self, stored: bytes) -> bytes:
         partition, body = _split_number(stored)
-        body += b"\0" * (len(body) % 2)
-        if not 0 < partition < len(body):
-            raise DataError(f"its first part of {partition} bytes does not fit into {len(body)}")
+        if not 0 < partition < len(body) or len(body) % 2 == 0:
+            raise DataError(f"its {len(stored)} bytes cannot hold a whole file")
+        return self._whole(partition, body + b"\0")
+
+    def prolonged(self, file: bytes) -> bytes:
+        return self._whole(int.from_bytes(file[20:23], "little") >> 5, file[_HEADER:-1] + b"\xff" * 9)
+
+    def _whole(self, partition: int, body: bytes) -> bytes:
         _, height, width = self.image_shape
-        frame = (
-            (partition << 5 | _KEY_FRAME_SHOWN).to_bytes(3, "little")
-            + _START_CODE
-            + width.to_bytes(2, "little")
-            + height.to_bytes(2, "little")
-            + body
-        )
-        size = len(frame).to_bytes(4, "little")
-        return b"RIFF" + (len(frame) + 12).to_bytes(4, "little") + b"WEBPVP8 " + size + frame
+        tag = (partition << 5 | _KEY_FRAME_SHOWN).to_bytes(3, "little")
+        frame = tag + _START_CODE + width.to_bytes(2, "little") + height.to_bytes(2, "little") + body
+        chunk = b"WEBPVP8 " + len(frame).to_bytes(4, "little") + frame
+        return b"RIFF" + len(chunk).to_bytes(4, "little") + chunk
 
 
 def _number(value: int) -> bytes:

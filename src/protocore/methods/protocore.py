@@ -223,8 +223,8 @@ class ProtoCore(Method):
 def radius(z: Tensor, labels: Tensor) -> Tensor:
     """√ of the mean over classes of trace(Cov_c)/d, as in PASS: one scalar for all classes and dimensions."""
     classes, counts = labels.unique(return_counts=True)
-    spread = torch.stack([z[labels == c].var(0).mean() for c in classes[counts > 1]])
-    return spread.mean().sqrt() if len(spread) else torch.zeros((), device=z.device)
+    spread = [z[labels == c].var(0).mean() for c in classes[counts > 1]]
+    return torch.stack(spread).mean().sqrt() if spread else torch.zeros((), device=z.device)
 
 
 def _sigma(noise: str) -> float:

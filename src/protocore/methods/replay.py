@@ -13,7 +13,10 @@ from protocore.methods.base import Tools
 
 
 class Replay:
-    """`fill` is `stream` (one reservoir), `class` (one in each class) or `auto` (class with --spc)."""
+    """`fill` is `stream` (one reservoir), `class` (one in each class) or `auto` (class with --spc).
+
+    It has no length on purpose: an empty memory must not pass for no memory in `if self.real`.
+    """
 
     def __init__(self, tools: Tools, fill: str = "auto", name: str = "exemplars") -> None:
         self.tools = tools
@@ -22,9 +25,6 @@ class Replay:
         if not by_class and tools.settings.capacity is None and tools.settings.budget is None:
             raise UserError("--fill stream needs a fixed size: give --capacity N or --budget BYTES instead of --spc")
         self.filler = BalancedReservoir(self.store) if by_class else Reservoir(self.store)
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def make_room(self, classes: int, column_bytes: int = 0, other_bytes: int = 0,
                   per_class: int | None = None) -> None:

@@ -103,7 +103,7 @@ class Learner:
             nonlocal clock
             now = time.perf_counter()
             self.seconds["learn"] += now - clock
-            self.images_learned += min(self.settings.batch, len(task))
+            self.images_learned += plan.size(step)
             if on_step:
                 on_step(step + 1, plan.steps, loss)
             clock = time.perf_counter()

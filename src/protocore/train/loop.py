@@ -34,6 +34,10 @@ class Plan:
     def epochs(self) -> float:
         return self.steps / self.steps_per_epoch
 
+    def size(self, step: int) -> int:
+        """Samples in the batch of a step: the last one of an epoch may be smaller."""
+        return min(self.batch, self.samples - step % self.steps_per_epoch * self.batch)
+
     def rows(self, start: int = 0) -> Iterator[tuple[int, Tensor]]:
         """(step, rows of its batch) from step `start` on: the same whether or not the run was interrupted."""
         epoch, order = -1, torch.arange(self.samples)
