@@ -44,7 +44,8 @@ class Options:
 @pytest.mark.parametrize(("text", "size"), [
     ("4096", 4096), (4096, 4096), ("1B", 1), ("64KB", 64_000), ("64 kb", 64_000), ("64KiB", 65_536),
     ("2MiB", 2 * 1024**2), ("1.5MB", 1_500_000), (" 1.5 mib ", 1_572_864), ("1GB", 10**9),
-    ("0.5GiB", 2**29), ("1.005KB", 1005), ("4.35MB", 4_350_000), ("0.0001MB", 100), ("123456789012345678", 123456789012345678), (150000.0, 150_000),
+    ("0.5GiB", 2**29), ("1.005KB", 1005), ("4.35MB", 4_350_000),
+    ("0.0001MB", 100), ("123456789012345678", 123456789012345678), (150000.0, 150_000),
 ])
 def test_sizes(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
@@ -120,7 +121,8 @@ def test_flags_are_written_with_hyphens() -> None:
     ({"classes_per_task": 0}, "--classes-per-task"), ({"images_per_class": 0}, "--images-per-class"),
     ({"steps": 0}, "--steps"), ({"threads": 0}, "--threads"), ({"width": 0}, "--width"),
     ({"momentum": -0.1}, "--momentum"), ({"weight_decay": -1e-4}, "--weight-decay"),
-    ({"label_smoothing": 1.1}, "--label-smoothing"), ({"online": True, "steps": 5}, "--online.*--steps"), ({"online_window": 0}, "--online-window"),
+    ({"label_smoothing": 1.1}, "--label-smoothing"),
+    ({"online": True, "steps": 5}, "--online.*--steps"), ({"online_window": 0}, "--online-window"),
 ])
 def test_settings_out_of_range_are_refused(bad: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
@@ -190,6 +192,11 @@ def test_one_way_of_saying_how_much_replaces_that_of_an_earlier_layer(
         if name in expected:  # from the last layer that said so
             last = max(i for i, layer in enumerate(layers) if layer.get(name) is not None)
             assert result.sources[name] == f"layer {last}"
+
+
+def test_a_size_that_was_replaced_has_no_source_any_more() -> None:
+    sources = resolve([("method", {"spc": 20}), ("flag", {"budget": 9000})], Options).sources
+    assert (sources["spc"], sources["capacity"], sources["budget"]) == ("default", "default", "flag")
 
 
 def test_a_resolved_run_can_be_resolved_again() -> None:

@@ -266,6 +266,22 @@ def test_what_is_taken_is_a_copy(either_way: str) -> None:
     assert task.labels.tolist() == list(range(10))
 
 
+def test_coded_images_are_made_once_and_lent_as_copies(either_way: str) -> None:
+    task, calls = make_task(700), []
+    assert torch.equal(task.take_coded(torch.tensor([5])), task.take(torch.tensor([5])))  # no codec yet
+
+    def half(images: Tensor) -> Tensor:
+        calls.append(len(images))
+        return images // 2
+
+    task.code(half)
+    assert sum(calls) == 700
+    for rows in (torch.tensor([699, 0, 3]), torch.tensor(4)):
+        task.take_coded(rows).zero_()
+        assert torch.equal(task.take_coded(rows), task.take(rows) // 2)
+    assert sum(calls) == 700
+
+
 def test_batches_cover_the_task_in_order() -> None:
     task = make_task(20)
     parts = list(task.batches(8))
@@ -304,6 +320,8 @@ def test_a_task_from_tensors() -> None:
 
 DOORS: dict[str, Callable[[Task], Any]] = {
     "take": lambda task: task.take(torch.arange(2)),
+    "take_coded": lambda task: task.take_coded(torch.arange(2)),
+    "code": lambda task: task.code(lambda images: images),
     "take nothing": lambda task: task.take(torch.arange(0)),
     "labels": lambda task: task.labels,
     "labels_of": lambda task: task.labels_of(torch.arange(2)),
@@ -320,6 +338,7 @@ def test_after_close_every_door_is_shut(door: str, used: bool, either_way: str) 
     task = make_task()
     if used:
         task.take(torch.arange(5))
+        task.code(lambda images: images // 2)
     task.close()
     assert task.closed
     with pytest.raises(SealError):
@@ -331,11 +350,13 @@ def test_after_close_every_door_is_shut(door: str, used: bool, either_way: str) 
 
 def test_what_was_made_before_the_close_is_shut_too(either_way: str) -> None:
     task = make_task()
-    fresh, begun, take, of = task.batches(4), task.batches(4), task.take, task.labels_of
+    task.code(lambda images: images // 2)
+    fresh, begun, take, coded, of = task.batches(4), task.batches(4), task.take, task.take_coded, task.labels_of
     next(begun)
     assert not task.closed
     task.close()
-    for read in (lambda: next(fresh), lambda: next(begun), lambda: take(torch.arange(2)), lambda: of(torch.arange(2))):
+    some = torch.arange(2)
+    for read in (lambda: next(fresh), lambda: next(begun), lambda: take(some), lambda: coded(some), lambda: of(some)):
         with pytest.raises(SealError, match="closed"):
             read()
 
@@ -344,6 +365,11 @@ def test_what_was_made_before_the_close_is_shut_too(either_way: str) -> None:
 def test_an_open_task_cannot_be_copied_past_its_seal(copier: Callable[[Task], Any]) -> None:
     with pytest.raises(SealError, match="copied"):
         copier(make_task())
+
+
+def coded(task: Task) -> Tensor:
+    task.code(lambda images: images)
+    return task.take_coded(torch.arange(6))
 
 
 HOLDS: dict[str, Callable[[Task], Any]] = {
@@ -360,6 +386,7 @@ HOLDS: dict[str, Callable[[Task], Any]] = {
     "a memory view": lambda task: memoryview(task.take(torch.arange(6)).numpy()),
     "within a batch": lambda task: next(task.batches(6))[1],
     "a list": lambda task: [task.take(torch.arange(6))],
+    "a coded batch": coded,
 }
 
 

@@ -84,7 +84,12 @@ class Settings:
     spc: int | None = option(None, "exemplars kept per class", group="memory")
     capacity: int | None = option(None, "exemplars kept in all", group="memory")
     budget: int | None = option(None, "bytes for everything that is kept, e.g. 256KB", group="memory")
-    codec: str = option("pixels", "how exemplars are stored", group="memory")
+    codec: str = option("pixels", "how exemplars are stored; see `protocore list codecs`", group="memory")
+    replay_space: str = option(
+        "auto", "closes the gap between decoded exemplars and raw current images: mix passes half of each current "
+        "batch through the codec, codec everything (test images too), raw nothing; auto: mix where the codec is lossy",
+        group="memory", choices=("auto", "mix", "codec", "raw"),
+    )
 
     backbone: str = option("convnet", "feature extractor; see `protocore list backbones`", group="network")
     width: int | None = option(None, "filters of the first stage (each backbone has its own default)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ class Task:
         self._rows = np.arange(len(labels)) if rows is None else rows
         self._labels: Tensor | None = torch.from_numpy(np.asarray(labels, dtype=np.int64)[self._rows])
         self._pixels: Tensor | None = None
+        self._coded: Tensor | None = None
         # Storages, not tensors: a view, an array or a detached tensor keeps a batch's data alive as well.
         self._lent: list[StorageWeakRef] = []
         self._sweep_at = 64
@@ -70,9 +71,20 @@ class Task:
         if self._pixels is None and self._length * math.prod(self.image_shape) <= _IN_MEMORY:
             self._pixels = torch.from_numpy(self._images.take(self._rows))
         if self._pixels is not None:
-            images = self._pixels.index_select(0, _numbers(rows))  # a copy, whatever `rows` looks like
-        else:
-            images = torch.from_numpy(self._images.take(self._rows[_numbers(rows).numpy()]))
+            return self._lend(self._pixels.index_select(0, _numbers(rows)))  # a copy, whatever `rows` looks like
+        return self._lend(torch.from_numpy(self._images.take(self._rows[_numbers(rows).numpy()])))
+
+    def code(self, through: Callable[[Tensor], Tensor]) -> None:
+        """Keep a second copy of the images as a codec shows them (uint8 to uint8), made once."""
+        self._coded = torch.cat([through(self.take(rows)) for rows in torch.arange(len(self)).split(256)])
+
+    def take_coded(self, rows: Tensor) -> Tensor:
+        """Copies of the coded images of these rows; the images themselves where there is no codec."""
+        if self._coded is None:
+            return self.take(rows)
+        return self._lend(self._coded.index_select(0, _numbers(rows)))
+
+    def _lend(self, images: Tensor) -> Tensor:
         if len(self._lent) >= self._sweep_at:
             self._lent = [reference for reference in self._lent if not reference.expired()]
             self._sweep_at = 2 * len(self._lent) + 64
@@ -92,7 +104,7 @@ class Task:
 
     def close(self) -> None:
         """Give the data up. A batch that somebody still holds is wiped, and the leak is an error."""
-        self._images = self._pixels = self._labels = None
+        self._images = self._pixels = self._coded = self._labels = None
         lent, self._lent = self._lent, []
         if not all(reference.expired() for reference in lent):
             gc.collect()  # what only a cycle of dead objects holds is not held

@@ -12,7 +12,7 @@ import pickle
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().to("cpu", torch.float32).contiguous()
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.numpy()).cast("B"))
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -426,8 +426,8 @@ def _state_dict(path: Path) -> Mapping[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError,
             IndexError, zipfile.BadZipFile) as error:
         raise DataError(
-            f"{path}: no checkpoint that can be read without running its code ({str(error).splitlines()[0]}): "
-            f"save its state_dict alone"
+            f"{path}: damaged, or no checkpoint that can be read without running its code "
+            f"({type(error).__name__}): copy it again, or save its state_dict alone"
         ) from error
     found = whole.get("state_dict", whole) if isinstance(whole, Mapping) else None
     if not isinstance(found, Mapping):
@@ -435,20 +435,26 @@ def _state_dict(path: Path) -> Mapping[str, Any]:
     return found
 
 
-class _Inert(dict[Any, Any]):
+class _Inert:
     """Stands for a class of the training library that a checkpoint mentions; takes anything, does nothing."""
 
     def __init__(self, *_: object) -> None:
-        super().__init__()
+        """What it is made of is dropped."""
 
     def __setstate__(self, _: object) -> None:
         """Its state is dropped."""
 
 
-def _inert(path: Path) -> Any:
+def _inert(path: Path) -> AbstractContextManager[Any]:
     """Lightning writes its own classes beside the weights: let the safe reader pass over these, and no others."""
-    look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
-    if look is None or not zipfile.is_zipfile(path):
+    look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch 2.6
+    if look is None or not path.is_file() or not zipfile.is_zipfile(path):
         return nullcontext()
-    names = [name for name in look(path) if name.startswith(_TRAINERS)]
+    names = look(path)
+    others = [name for name in names if not name.startswith(_TRAINERS)]
+    if others:
+        raise DataError(
+            f"{path}: would run {', '.join(sorted(others)[:3])}, which weights do not need: "
+            f"save its state_dict alone, if you trust it"
+        )
     return torch.serialization.safe_globals([(_Inert, name) for name in names])

@@ -215,18 +215,18 @@ def _header(tensors: Mapping[str, Tensor], info: Info) -> bytes:
 
 def _counted(tensors: Mapping[str, Tensor], info: Info) -> Info:
     """With the ledger of these tensors, whose row for the header counts the digits of that row as well."""
-    rows = [Entry(name, tensors[name].nbytes, _rows_of(tensors[name])) for name in sorted(tensors)]
-    shared = sorted((e for e in info.ledger.entries if e.shared), key=lambda e: e.name)
     size, met = -1, 0
     while size != met:  # a larger number never makes a shorter header, so this comes to rest
         size = met
-        info = replace(info, ledger=Ledger((*rows, Entry(HEADER, size, 1), *shared)))
+        info = replace(info, ledger=_ledger(tensors, size, info))
         met = len(_header(tensors, info))
     return info
 
 
-def _rows_of(tensor: Tensor) -> int:
-    return len(tensor) if tensor.ndim else 1
+def _ledger(tensors: Mapping[str, Tensor], header: int, info: Info) -> Ledger:
+    rows = [Entry(name, t.nbytes, len(t) if t.ndim else 1) for name, t in sorted(tensors.items())]
+    shared = sorted((e for e in info.ledger.entries if e.shared), key=lambda e: e.name)
+    return Ledger((*rows, Entry(HEADER, header, 1), *shared))
 
 
 def _sealed(tensors: Mapping[str, Tensor], info: Info) -> Pack:
@@ -281,13 +281,15 @@ def read_pack(path: Path) -> Pack:
 
 def _parse(file: BufferedReader | BytesIO, size: int, judge: _Judge) -> Pack:
     judge.need(size <= MAX_FILE, f"at most {MAX_FILE:,} bytes", f"{size:,} bytes")
-    spans, text, start = _read_header(file, size, judge)
+    spans, text, header = _read_header(file, size, judge)
     info = _read_info(_read_json(text, "document", judge), judge)
-    tensors = {name: _read_tensor(file, start, *spans[name], judge) for name in sorted(spans)}
+    tensors = {name: _read_tensor(file, len(header), *spans[name], judge) for name in sorted(spans)}
     _check_tensors(tensors, info, judge)
-    again = _counted(tensors, info).ledger
-    if again != info.ledger:
-        judge.fail("a ledger of exactly what the file holds", _difference(again, info.ledger))
+    ledger = _ledger(tensors, len(header), info)
+    if ledger != info.ledger:
+        judge.fail("a ledger of exactly what the file holds", _difference(ledger, info.ledger))
+    # One content, one file: no second spelling of it is a pack.
+    judge.need(header == _header(tensors, info), "a header as packs are written", "the same in other words")
     found = _sha256(tensors, info)
     judge.need(found == info.sha256, f"content of sha256 {info.sha256}", found)
     return Pack(tensors, info)
@@ -296,8 +298,8 @@ def _parse(file: BufferedReader | BytesIO, size: int, judge: _Judge) -> Pack:
 Span = tuple[torch.dtype, list[int], int, int]
 
 
-def _read_header(file: BufferedReader | BytesIO, size: int, judge: _Judge) -> tuple[dict[str, Span], str, int]:
-    """Where each tensor lies, the document's text, and where the tensors begin. No tensor has been touched yet."""
+def _read_header(file: BufferedReader | BytesIO, size: int, judge: _Judge) -> tuple[dict[str, Span], str, bytes]:
+    """Where each tensor lies, the document's text, and the header as it is. No tensor has been touched yet."""
     lead = file.read(8)
     judge.need(len(lead) == 8, "8 bytes of header length", f"{len(lead)} bytes in all")
     length = int.from_bytes(lead, "little")
@@ -320,7 +322,7 @@ def _read_header(file: BufferedReader | BytesIO, size: int, judge: _Judge) -> tu
         judge.need(begin == at, f"{_short(name)} to begin at byte {at:,}, where the one before it ends", value=begin)
         at = end
     judge.need(8 + length + at == size, f"a file of {8 + length + at:,} bytes, as its header says", f"{size:,} bytes")
-    return spans, meta[KEY], 8 + length
+    return spans, meta[KEY], lead + raw
 
 
 def _read_span(name: str, entry: object, judge: _Judge) -> Span:

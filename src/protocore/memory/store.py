@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -185,11 +186,18 @@ class ExemplarStore:
 
     # -- bytes ---------------------------------------------------------------------------------------------
 
-    def row_bytes(self, classes: int) -> int | None:
-        """Bytes of one exemplar with its label and columns, or None where it depends on the picture."""
+    def row_bytes(self, classes: int, sample: Callable[[], Tensor] | None = None) -> int:
+        """Bytes of one exemplar with its label and columns.
+
+        Where they depend on the picture: the mean of those stored, or of `sample()` while there are none.
+        """
         size = self.decoder.exemplar_bytes
         if size is None:
-            return None
+            stored = self._stored
+            if not stored and sample is not None:
+                stored = self.decoder.to_bytes(self.decoder.encode(sample().float() / 255))
+            lengths = [len(s) for s in stored] or [math.prod(self.decoder.image_shape)]
+            size = math.ceil(sum(lengths) / len(lengths)) + smallest_dtype(max(lengths)).itemsize
         columns = sum(v[:1].numel() * v.element_size() for v in self._columns.values())
         return size + smallest_dtype(max(classes - 1, 0)).itemsize + columns
 

@@ -42,6 +42,7 @@ class Tools:
     decoder: Decoder
     augment: Transform
     device: torch.device
+    space: str = "raw"  # what current images pass through: raw, mix or codec
     seconds: dict[str, float] = field(default_factory=dict)
     progress: Progress = lambda what, done, of: None
     on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
@@ -87,6 +88,7 @@ class Method:
     Options: ClassVar[type] = NoOptions
     defaults: ClassVar[Mapping[str, Any]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    replays: ClassVar[bool] = False  # whether stored exemplars are shown to the network beside current images
     sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
 
     def __init__(self, tools: Tools, options: Any) -> None:
@@ -143,8 +145,10 @@ class Method:
         was_training = self.net.training
         self.net.eval()
         try:
-            for rows, images, labels in task.batches(size):
-                yield rows, self.net.features(self.tools.on_device(to_float(images))), labels.to(self.tools.device)
+            take = task.take_coded if self.tools.space == "codec" else task.take
+            for rows in torch.arange(len(task)).split(size):
+                x = self.tools.on_device(to_float(take(rows)))
+                yield rows, self.net.features(x), task.labels_of(rows).to(self.tools.device)
         finally:
             self.net.train(was_training)
 

@@ -36,6 +36,7 @@ class ER(Method):
     name = "er"
     paper = "Chaudhry et al. 2019, On Tiny Episodic Memories"
     keeps = "exemplars"
+    replays = True
     Options = EROptions
     defaults: ClassVar = {"spc": 20}
 
@@ -44,7 +45,7 @@ class ER(Method):
         self.memory = Replay(tools, options.fill)
 
     def begin_task(self, task: Task) -> None:
-        self.memory.make_room(len(self.seen))
+        self.memory.make_room(len(self.seen), task)
 
     def loss(self, batch: Batch) -> Tensor:
         drawn = self.memory.draw(self.tools.settings.replay_batch, balanced=self.options.draw == "balanced")
@@ -65,6 +66,9 @@ class ER(Method):
         # Each sample is offered once, in the first pass: later passes would fill slots with copies.
         if batch.first_pass:
             self.memory.offer(batch.images, batch.labels.cpu())
+
+    def end_task(self, task: Task) -> None:
+        self.memory.settle()
 
     def stores(self) -> list[ExemplarStore]:
         return [self.memory.store]

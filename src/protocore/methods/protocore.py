@@ -20,7 +20,7 @@ from protocore.errors import UserError
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss
-from protocore.methods.replay import Replay
+from protocore.methods.replay import Replay, sample_of
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
 
@@ -64,6 +64,7 @@ class ProtoCore(Method):
     name = "protocore"
     paper = "Memory-efficient Continual Learning with Prototypical Exemplar Condensation"
     keeps = "condensed exemplars, prototypes, optionally real exemplars"
+    replays = True
     Options = ProtoCoreOptions
     defaults: ClassVar = {"spc": 1}
     presets: ClassVar = {
@@ -96,9 +97,9 @@ class ProtoCore(Method):
         # a returning class in a blurry stream do not count as a whole class. Without them: len(current).
         counts = task.labels.bincount().double()
         self.about = float(torch.special.entr(counts / counts.sum()).sum().exp())
-        self.per_class()  # a budget that cannot hold the new classes is an error now, not after the training
+        self.per_class(task)  # a budget that cannot hold the new classes is an error now, not after the training
         if self.real:
-            self.real.make_room(len(self.seen), per_class=self.options.real)
+            self.real.make_room(len(self.seen), task, per_class=self.options.real)
         self.steps = 0
         self.renew_table()
 
@@ -172,7 +173,7 @@ class ProtoCore(Method):
             keep = believed(labels, correct) if self.options.filter else torch.ones_like(correct)
             if self.sigma.isnan():
                 self.sigma = radius(z, labels)[None].cpu()
-            classes, per_class = list(task.classes), self.per_class()
+            classes, per_class = list(task.classes), self.per_class(task)
             targets = make_targets(z, labels, classes, per_class, keep)
             start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
             self.net.eval()
@@ -189,13 +190,15 @@ class ProtoCore(Method):
         self.net.train(was_training)
         return z
 
-    def per_class(self) -> int:
+    def per_class(self, task: Task) -> int:
         """Condensed exemplars a class that the allowance leaves beside prototypes and real exemplars."""
         classes = max(len(self.seen), 1)
         other = classes * self.condensed.class_bytes(classes) + self.sigma.nbytes
         if self.real:
-            other += classes * (4 + self.options.real * (self.real.store.row_bytes(classes) or 0))
-        return self.tools.allowance.per_class(classes, self.exemplars.row_bytes(classes) or 0, other, tensors=9)
+            row = self.real.store.row_bytes(classes, lambda: sample_of(task))
+            other += classes * (4 + self.options.real * row)
+        row = self.exemplars.row_bytes(classes, lambda: sample_of(task))
+        return self.tools.allowance.per_class(classes, row, other, tensors=9)
 
     # -- what is kept --------------------------------------------------------------------------------------
 

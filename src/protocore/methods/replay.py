@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.fill import BalancedReservoir, Reservoir
+from protocore.memory.ledger import ledger_of
 from protocore.memory.store import Drawn
 from protocore.methods.base import Tools
+
+
+def sample_of(task: Task, count: int = 64) -> Tensor:
+    """Some of the task's images, evenly over it: what a codec makes of them tells what an exemplar will take."""
+    return task.take(torch.linspace(0, len(task) - 1, min(count, len(task))).long())
 
 
 class Replay:
@@ -26,12 +34,10 @@ class Replay:
             raise UserError("--fill stream needs a fixed size: give --capacity N or --budget BYTES instead of --spc")
         self.filler = BalancedReservoir(self.store) if by_class else Reservoir(self.store)
 
-    def make_room(self, classes: int, column_bytes: int = 0, other_bytes: int = 0,
+    def make_room(self, classes: int, task: Task, column_bytes: int = 0, other_bytes: int = 0,
                   per_class: int | None = None) -> None:
         """Set the size for this many classes; what no longer fits is dropped, what cannot fit is an error."""
-        row = self.store.row_bytes(classes)
-        if row is None:
-            row = self.store.decoder.image_shape[0] * 64  # replaced by real sizes once exemplars exist
+        row = self.store.row_bytes(classes, lambda: sample_of(task))
         allowance = self.tools.allowance
         # The reservoirs' own counters are part of what is kept.
         other_bytes += 4 * classes
@@ -40,6 +46,16 @@ class Replay:
         else:
             size = allowance.total(classes, row + column_bytes, other_bytes)
         self.filler.resize(size)
+
+    def settle(self) -> None:
+        """Where the size of an exemplar depends on the picture, drop what is over the budget after all."""
+        budget = self.tools.settings.budget
+        while budget is not None and len(self.store) and ledger_of(self.tensors()).total > budget:
+            largest = max(self.store.counts().values())
+            if isinstance(self.filler, BalancedReservoir):
+                self.filler.resize(largest - 1)
+            else:
+                self.filler.resize(len(self.store) - max(len(self.store) // 100, 1))
 
     def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
         self.filler.offer(images, labels, **columns)

@@ -19,15 +19,19 @@ class Row:
     per_class: dict[int, float]
 
 
-def evaluate(learner: Learner, stream: Stream, tasks: int) -> Row:
-    """The first `tasks` tasks' test images, read in chunks."""
-    row = Row([], [], {})
-    for part in stream.tests[:tasks]:
+def evaluate(learner: Learner, stream: Stream, tasks: int, coded: dict[int, torch.Tensor] | None = None) -> Row:
+    """The first `tasks` tasks' test images, read in chunks. `coded` keeps those of codec space between calls."""
+    row, coded = Row([], [], {}), {} if coded is None else coded
+    for index, part in enumerate(stream.tests[:tasks]):
+        if learner.in_codec_space and index not in coded:
+            coded[index] = learner.through_codec(part.take(0, len(part.labels)))
         labels = torch.from_numpy(part.labels)
         classes = torch.tensor(part.classes)
         free, told = [], []
         for start in range(0, len(labels), 512):
-            scores = learner.scores(part.take(start, min(start + 512, len(labels))))
+            stop = min(start + 512, len(labels))
+            images = coded[index][start:stop] if index in coded else part.take(start, stop)
+            scores = learner.scores(images, coded=index in coded)
             free.append(scores.argmax(1))
             known = classes[classes < scores.shape[1]]
             told.append(known[scores[:, known].argmax(1)])

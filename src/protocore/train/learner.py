@@ -19,6 +19,7 @@ from protocore.data.stream import Task
 from protocore.decoders import decoder_named
 from protocore.errors import DataError, UserError
 from protocore.memory.ledger import Ledger, check_budget, ledger_of, read_tensors, serialise, write_atomic
+from protocore.memory.store import to_uint8
 from protocore.methods import method_named
 from protocore.methods.base import Progress, Tools
 from protocore.train.device import machine_for
@@ -45,10 +46,10 @@ class Learner:
         self.net.to(self.machine.device)
         if self.machine.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.tools = Tools(
-            self.net, s, decoder_named(s.codec, image_shape), augmentation(s.augment), self.machine.device,
-            on_device=self.machine.images,
-        )
+        decoder = decoder_named(s.codec, image_shape)
+        space = "raw" if decoder.lossless else "mix" if s.replay_space == "auto" else s.replay_space
+        self.tools = Tools(self.net, s, decoder, augmentation(s.augment), self.machine.device, space=space,
+                           on_device=self.machine.images)
         self.method = method_named(s.method)(self.tools, config.options)
         self.classes_: list[str] = []
         self.tasks_ = 0
@@ -61,6 +62,7 @@ class Learner:
     def learn(self, task: Task, *, class_names: Sequence[str] | None = None, progress: Progress | None = None,
               on_step: StepHook | None = None, start: int = 0) -> Learner:
         """Learn a task and close it. `start` is the step from which an interrupted task goes on."""
+        self._code(task)
         plan = plan_for(task, self.settings, self.tasks_)
         if start == 0:
             self.begin(task, class_names)
@@ -72,6 +74,7 @@ class Learner:
     def learn_window(self, task: Task, *, class_names: Sequence[str] | None = None, on_step: StepHook | None = None,
                      start: int = 0) -> None:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
+        self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
                     (self.settings.seed, self.tasks_), shuffled=False)
         if start == 0:
@@ -94,6 +97,18 @@ class Learner:
         if self._optimizer is None or not keep_optimizer:
             self._optimizer = make_optimizer(self.net, self.settings)
         self.method.begin_task(task)
+
+    def _code(self, task: Task) -> None:
+        if self.tools.space != "raw" and self.method.replays:
+            with self.tools.timed("code"):
+                task.code(self.through_codec)
+
+    @torch.no_grad()
+    def through_codec(self, images: Tensor) -> Tensor:
+        """uint8 images as they come back from the codec."""
+        decoder = self.tools.decoder
+        parts = [decoder.decode(decoder.quantise(decoder.encode(to_float(part)))) for part in images.split(256)]
+        return to_uint8(torch.cat(parts))
 
     def _fit(self, task: Task, plan: Plan, start: int, on_step: StepHook | None) -> None:
         assert self._optimizer is not None
@@ -127,14 +142,19 @@ class Learner:
     # -- predicting ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def scores(self, images: Tensor | np.ndarray) -> Tensor:
-        """Scores of every class (N, classes) for uint8 or float images (N, C, H, W); unseen classes are -inf."""
+    def scores(self, images: Tensor | np.ndarray, *, coded: bool = False) -> Tensor:
+        """Scores of every class (N, classes) for uint8 or float images (N, C, H, W); unseen classes are -inf.
+
+        In codec space they pass through the codec first, unless they are `coded` already.
+        """
         x = torch.as_tensor(images)
         if x.ndim != 4 or tuple(x.shape[1:]) != tuple(self.image_shape):
             wanted = ", ".join(map(str, self.image_shape))
             raise UserError(f"images must have shape (N, {wanted}); met {tuple(x.shape)}")
         if not self.method.seen:
             raise UserError("this learner has learned nothing yet; call learn(task) first")
+        if self.in_codec_space and not coded:
+            x = self.through_codec(x if x.dtype == torch.uint8 else to_uint8(x))
         self.net.eval()
         seen = torch.tensor(self.method.seen)
         parts = []
@@ -145,6 +165,10 @@ class Learner:
             full[:, seen] = raw[:, seen]
             parts.append(full)
         return torch.cat(parts) if parts else torch.empty(0, int(seen[-1]) + 1)
+
+    @property
+    def in_codec_space(self) -> bool:
+        return self.tools.space == "codec" and self.method.replays
 
     def predict(self, images: Tensor | np.ndarray) -> Tensor:
         """The class numbers of these images; `classes_[number]` is the name."""

@@ -112,7 +112,8 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step, plan)
         images, labels = task.take(rows), task.labels_of(rows)
-        batch = Batch(images, method.tools.view(images), labels.to(machine.device), rows,
+        shown = _shown(method.tools.space, task, rows, images)
+        batch = Batch(images, method.tools.view(shown), labels.to(machine.device), rows,
                       first_pass=step < plan.steps_per_epoch)
         optimizer.zero_grad(set_to_none=True)
         with machine.autocast():
@@ -122,6 +123,16 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
         method.after_step(batch)
         if after_step:
             after_step(step, loss.detach())
+
+
+def _shown(space: str, task: Task, rows: Tensor, images: Tensor) -> Tensor:
+    """What the network sees of current images, so that "looks decoded" does not come to mean "old"."""
+    if space == "raw":
+        return images
+    coded = task.take_coded(rows)
+    if space == "codec":
+        return coded
+    return torch.where((torch.rand(len(rows)) < 0.5).view(-1, 1, 1, 1), coded, images)
 
 
 def _mix(*numbers: int) -> int:

@@ -158,6 +158,7 @@ class _Job:
     every: float
     stop: Callable[[], bool] | None
     saved: float = field(default_factory=time.monotonic)
+    coded: dict[int, Tensor] = field(default_factory=dict)  # test images in codec space, made once
 
     def save(self) -> None:
         self.learner.save(self.folder / "checkpoint.safetensors", {"run": asdict(self.run)})
@@ -173,7 +174,7 @@ class _Job:
             raise Interrupted
 
     def measure(self, tasks: int) -> None:
-        row = evaluate(self.learner, self.stream, tasks)
+        row = evaluate(self.learner, self.stream, tasks, self.coded)
         kept = self.learner.ledger().total
         self.run.add(row, kept)
         self.reporter.row(tasks - 1, row, kept)
