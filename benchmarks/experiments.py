@@ -42,6 +42,8 @@ GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
             "protocore-1": "protocore --spc 1",
             "protocore-5": "protocore --spc 5",
             "protocore-1-random": "protocore --spc 1 --start random",
+            "protocore-1-cur-pro-1": "protocore --spc 1 --cur-pro 1",
+            "protocore-1-no-prototype-losses": "protocore --spc 1 --cur-pro 0 --pre-pro 0",
         },
         (0, 1, 2),
     ),

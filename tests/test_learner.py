@@ -159,10 +159,12 @@ def test_images_learned_are_those_that_were_trained_on():
 class Fixed:
     """A learner whose scores are a table looked up by the image's first two pixels."""
 
+    in_codec_space = False
+
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
 
-    def scores(self, images: torch.Tensor) -> torch.Tensor:
+    def scores(self, images: torch.Tensor, coded: bool = False) -> torch.Tensor:
         return self.table[images[:, 0, 0, 0].long() * 256 + images[:, 0, 0, 1].long()]
 
 

@@ -32,7 +32,7 @@ from protocore.train.run import configure
 
 SHAPE = (1, 4, 4)
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
-quick = settings(deadline=None, derandomize=True, max_examples=60,
+quick = settings(deadline=None, derandomize=True, max_examples=40,
                  suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
@@ -212,7 +212,7 @@ def test_the_same_memory_gives_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"method": "er", "spc": 3}, {"method": "er", "capacity": 9},
-                                   {"method": "protocore", "spc": 2, "condense_steps": 2},
+                                   {"method": "protocore", "spc": 2, "real": 3, "condense_steps": 2},
                                    {"method": "protocore", "start": "random", "condense_steps": 2}])
 def test_memories_of_runs(flags, tmp_path):
     """Of one seed the same file; from the file the same memory."""
@@ -226,12 +226,14 @@ def test_memories_of_runs(flags, tmp_path):
     other = learner(**flags | {"seed": 1})
     other.method.load_state(pack.tensors)
     assert same_tensors(other.memory(), memory)
-    (group,) = pack.info.groups
-    origin = {"er": "real"}.get(flags["method"], "synthetic" if "start" in flags else "coded")
-    assert pack.info.groups[group].origin == origin
-    images, labels = exemplars(pack, decoder, group)
-    assert torch.equal(images, mine.method.stores()[0].images)
-    assert torch.equal(labels, mine.method.stores()[0].labels)
+    origins = {"exemplars": "real", "real exemplars": "real", "coded exemplars": "coded",
+               "synthetic exemplars": "synthetic"}
+    assert pack.info.groups.keys() == {store.name for store in mine.method.stores()}
+    for store in mine.method.stores():
+        assert pack.info.groups[store.name].origin == origins[store.name]
+        images, labels = exemplars(pack, decoder, store.name)
+        assert torch.equal(images, store.images)
+        assert torch.equal(labels, store.labels)
 
 
 @pytest.mark.parametrize("decoder", [Pixels(SHAPE), Coarse(SHAPE), Squeezed(SHAPE)], ids=lambda d: d.name)
@@ -466,9 +468,10 @@ def test_one_content_has_one_file(path):
     size = path.stat().st_size - len(body) - 8
     reordered = {"__metadata__": {"protocore pack": dump(said)}, **dict(reversed(header.items()))}
     text = json.dumps(reordered, separators=(",", ":"))
-    for other in (text, text.replace("statistics/sigma", "statistics/s\\u0069gma", 1)):
+    for other, message in ((text, "a header as packs are written, met the same in other words"),
+                           (text.replace("statistics/sigma", "statistics/s\\u0069gma", 1), "a ledger of exactly")):
         path.write_bytes(framed(other.ljust(size), body))
-        with pytest.raises(DataError, match="a ledger of exactly|a header as packs are written, met the same in other"):
+        with pytest.raises(DataError, match=message):
             read_pack(path)
 
 
@@ -501,9 +504,9 @@ def hostile(data: bytes) -> dict[str, bytes]:
     header, said, body = split(data)
     meta = dump({"protocore pack": dump(said)})
     many = {f"statistics/{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(5000)}
-    wide = {**said, "class names": [""] * 300_000}
-    rows = {**said, "ledger": [["a", 0, 0]] * 100_000}
-    groups = {f"g{i}": {"decoder": "", "digest": "0" * 64, "origin": "real", "bytes": 16} for i in range(2000)}
+    wide = {**said, "class names": [""] * 100_000}
+    rows = {**said, "ledger": [["a", 0, 0]] * 20_000}
+    groups = {f"g{i}": {"decoder": "", "digest": "0" * 64, "origin": "real", "bytes": 16} for i in range(1500)}
     heads, at = {}, 0
     for name in groups:
         for key, shape in (("bytes", [1, *SHAPE]), ("labels", [1])):
@@ -531,8 +534,8 @@ def hostile(data: bytes) -> dict[str, bytes]:
         "deep text of a document": framed(dump({"__metadata__": {"protocore pack": "[" * 1_000_000}}), b""),
         "flat lists": framed("[" + "[]," * 2_000_000 + "[]]", body),
         "open string": framed('{"' + '\\"' * 1_000_000, body),
-        "backslashes": framed('{"' + "\\" * 4_000_001, body),
-        "quotes": framed('"' * 8_000_000, body),
+        "backslashes": framed('{"' + "\\" * 1_000_001, body),
+        "quotes": framed('"' * 2_000_000, body),
         "a long number": framed('{"a":' + "9" * 5_000_000 + "}", body),
         "many tensors": joined(many, said, b""),
         "many names": joined(header, wide, body),
@@ -623,7 +626,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return framed(text[:-1].rstrip().removesuffix("}") + "," + entry + "}", body)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("condensed and real", 2200), ("coded, of many sizes, with columns", 1300)])
+@pytest.mark.parametrize(("kind", "count"), [("condensed and real", 2200),
+                                             ("coded, of many sizes, with columns", 1300)])
 def test_no_mutation_is_believed(kind, count, tmp_path):
     """Each is read as exactly what was written, or refused with a DataError."""
     decoder, build = MEMORIES[kind]

@@ -19,7 +19,7 @@ from torch import Tensor
 from protocore.config import Settings
 from protocore.data import stream as stream_module
 from protocore.data.benchmarks import BENCHMARKS, benchmark_named, open_stream
-from protocore.data.images import ArrayImages, ImageSet
+from protocore.data.images import ArrayImages, Images, ImageSet
 from protocore.data.orders import class_order
 from protocore.data.stream import Stream, Task
 from protocore.errors import DataError, SealError, UserError
@@ -359,6 +359,14 @@ def test_what_was_made_before_the_close_is_shut_too(either_way: str) -> None:
     for read in (lambda: next(fresh), lambda: next(begun), lambda: take(some), lambda: coded(some), lambda: of(some)):
         with pytest.raises(SealError, match="closed"):
             read()
+
+
+def test_a_closed_task_keeps_no_images(either_way: str) -> None:
+    task = make_task()
+    task.code(lambda images: images // 2)
+    task.take(torch.arange(2))
+    task.close()
+    assert not [name for name, value in vars(task).items() if isinstance(value, Tensor | Images)]
 
 
 @pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -288,7 +288,9 @@ def test_mistakes_are_told(tiny: VQGAN) -> None:
 def test_a_saved_decoder_comes_back(tiny: VQGAN, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "a.safetensors"
     save(tiny, path)
+    state = torch.get_rng_state()
     again = load(path, (3, 16, 16))
+    assert torch.equal(torch.get_rng_state(), state)
     assert again.digest == VQGANDecoder(tiny, (3, 16, 16)).digest
     images = torch.rand(3, 3, 16, 16)
     torch.testing.assert_close(again.encode(images), tiny.encoder(images), atol=5e-3, rtol=5e-3)

@@ -35,14 +35,12 @@ def k_means(points: Tensor, k: int, iterations: int = 20) -> Tensor:
         chosen = torch.cat([chosen, torch.multinomial(weights, 1).to(points.device)])
         distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(1))
     centres = points[chosen]
+    group = torch.zeros(len(points), dtype=torch.int64, device=points.device)
     for _ in range(iterations):
-        gap, group = torch.cdist(points, centres).min(1)
+        group = torch.cdist(points, centres).argmin(1)
         member = F.one_hot(group, k).to(points.dtype)
         count = member.sum(0)
-        centres = member.T @ points / count.clamp(min=1)[:, None]
-        empty = (count == 0).nonzero().flatten()
-        centres[empty] = points[gap.topk(len(empty)).indices]  # begins again at the points that fare worst
-    group = torch.cdist(points, centres).argmin(1)
+        centres = torch.where((count > 0)[:, None], member.T @ points / count.clamp(min=1)[:, None], centres)
     rank = torch.argsort(torch.bincount(group, minlength=k), descending=True, stable=True)
     return torch.argsort(rank)[group]
 

@@ -290,7 +290,7 @@ def _download(url: str, target: Path, file: Download, progress: Progress | None)
     resumed = part.exists()
     _transfer(url + file.name, part, file, progress)
     wrong = _mismatch(part, file)
-    if wrong and resumed:  # the first half may be of another day's file: once more from the start
+    if wrong and resumed:  # what was here may be of another file: once more from the start
         part.unlink()
         _transfer(url + file.name, part, file, progress)
         wrong = _mismatch(part, file)
@@ -315,10 +315,7 @@ def _mismatch(path: Path, file: Download) -> str | None:
 def _transfer(url: str, part: Path, file: Download, progress: Progress | None) -> None:
     """Fill `part` up to the known size, resuming after every break that brought something."""
     failures = best = 0
-    while (have := part.stat().st_size if part.exists() else 0) != file.size:
-        if have > file.size:
-            part.unlink()
-            continue
+    while (have := part.stat().st_size if part.exists() else 0) < file.size:
         try:
             _request(url, part, have, file, progress)
             reason = "the connection ended early"

@@ -36,11 +36,12 @@ class TrainingOptions:
     """What the shape of the weights does not say; the defaults made the shipped decoders."""
 
     batch: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warmup: float = 0.02  # share of the run in which the learning rate rises
     commitment: float = 0.25
     decay: float = 0.99  # of the codebooks' moving average
     beam: int = 2  # of the code search while training
+    polish: float = 0.08  # last share of the run, with the decoder's own, wider search
     adversarial: float = 0.0  # last share of the run with a patch discriminator
     adversarial_weight: float = 0.02
     flip: bool = True
@@ -244,6 +245,7 @@ class _Trainer:
         options, model, quantiser = self.options, self.model, self.model.quantiser
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate(done)
+        quantiser.beam = options.beam if done < 1 - options.polish else model.config.beam
         images = self.batches.next()
         z = model.encoder(images)
         # each operating point gets its share of the batch, so that one decoder learns all of them
@@ -317,7 +319,7 @@ def train_decoder(
     arrays = [_checked("training pictures", a, config.channels) for a in arrays]
     held_out = _checked("held-out pictures", held_out, config.channels)
     points = _operating_points(config, points)
-    started = time.monotonic()
+    started, worked = time.monotonic(), time.process_time()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VQGAN(config) if resume is None else _resumed(resume, config)
@@ -326,7 +328,6 @@ def train_decoder(
             initialise(model, batches.first(options.fit_pictures), batches.generator)
         trainer = _Trainer(model, options, points, batches)
     model.train()
-    model.quantiser.beam = options.beam
     curve: list[float] = []
     saved = 0.0
     while True:
@@ -352,8 +353,9 @@ def train_decoder(
         "resumed_from": resume.name if resume is not None else None,
         "steps": trainer.steps,
         "minutes": round((time.monotonic() - started) / 60, 2),
+        "processor_minutes": round((time.process_time() - worked) / 60, 2),
         "training_pictures": [list(a.shape) for a in arrays],
-        "training_sha256": hashlib.sha256(b"".join(hashlib.sha256(a.tobytes()).digest() for a in arrays)).hexdigest(),
+        "training_sha256": [hashlib.sha256(a.tobytes()).hexdigest() for a in arrays],
         "loss_first": float(np.mean(curve[:20])),
         "loss_last": float(np.mean(curve[-20:])),
         "held_out": [evaluate(model, held_out, stages) for stages in points],

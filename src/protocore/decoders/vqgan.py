@@ -44,12 +44,12 @@ class VQGANConfig:
     factor: int = 8  # pixels of a side that share one position of the latent
     codes: int = 512
     stages: int = 8
-    code_dim: int = 64
-    code_rank: int = 16
+    code_dim: int = 48
+    code_rank: int = 20  # dimensions of a stage's codes
     width: int = 48  # decoder channels at half the factor; the latent's resolution has a third more
     encoder_width: int = 48
     blocks: int = 2  # residual blocks at each of the two resolutions
-    beam: int = 8  # candidates kept from stage to stage; 1 is the greedy search
+    beam: int = 16  # candidates kept from stage to stage; 1 is the greedy search
 
     def __post_init__(self) -> None:
         limits = {
@@ -454,7 +454,8 @@ def load_model(path: Path) -> VQGAN:
             raise DataError(f"{path}: {name} holds values that are not finite: damaged")
     if _weights_digest(config, weights) != header.get("sha256"):
         raise DataError(f"{path}: the weights do not match their hash: damaged, copy or train it again")
-    model = VQGAN(config)
+    with torch.random.fork_rng(devices=[]):  # a file that is read must not move the caller's random numbers
+        model = VQGAN(config)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     model.quantiser.seed_averages()
     return model

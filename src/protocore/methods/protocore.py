@@ -29,7 +29,7 @@ TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is re
 class ProtoCoreOptions:
     """Every loss has a coefficient; 0 switches it off."""
 
-    cur_pro: float = option(1.0, "weight of L_cur_pro: current samples against all prototypes")
+    cur_pro: float = option(0.1, "weight of L_cur_pro: current samples against all prototypes")
     pre_pro: float = option(0.1, "weight of L_pre_pro (α1): perturbed exemplars against all prototypes")
     task_pre: float = option(1.0, "weight of L_task_pre (α2): cross entropy of replayed classes")
     task_cur: float = option(1.0, "weight of L_task_cur (α3): cross entropy of current data")
@@ -39,7 +39,7 @@ class ProtoCoreOptions:
     contrast: str = option("contrastive", "own class left out of the denominator, or kept in (Snell)",
                            choices=("contrastive", "prototypical"))
     pro_temperature: float = option(0.1, "temperature τ of the prototype losses")
-    task_temperature: float = option(1.0, "temperature of the cross entropies")
+    task_temperature: float = option(3.0, "temperature of the cross entropies")
     beta: float = option(0.95, "share of the exemplars in the prototype of a returning class")
     masked: bool = option(True, "L_task_cur over the classes of the current data only")
     balanced: bool = option(True, "L_task_pre over all seen classes, current ones included, equal weight a class")
@@ -68,7 +68,7 @@ class ProtoCore(Method):
     Options = ProtoCoreOptions
     defaults: ClassVar = {"spc": 1}
     presets: ClassVar = {
-        "paper": {"lr": 0.05, "optimizer": "adam", "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
+        "paper": {"lr": 0.05, "optimizer": "adam", "cur_pro": 1.0, "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
                   "condense_steps": 50, "init_scale": 1e-4},
     }

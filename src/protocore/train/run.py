@@ -9,17 +9,17 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from protocore.config import Resolved, flag, read_config_file, resolve
+from protocore.config import Resolved, Settings, flag, read_config_file, resolve
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream
-from protocore.errors import UserError
+from protocore.errors import DataError, UserError
 from protocore.memory.ledger import read_tensors, write_json
 from protocore.methods import method_named
 from protocore.train.evaluate import Row, evaluate
@@ -127,11 +127,14 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
     checkpoint = folder / "checkpoint.safetensors"
     if restart:
         checkpoint.unlink(missing_ok=True)
-    write_json(folder / "config.json", config.to_json())
+    for part in folder.glob(f".{checkpoint.name}.*"):  # half written when a run was killed
+        part.unlink()
+    if not checkpoint.exists():  # else it is there, of the run that is gone on with
+        write_json(folder / "config.json", config.to_json())
     if s.online:
         job.online(checkpoint)
     elif learner.method.sees_everything:
-        job.everything()
+        job.everything(checkpoint)
     else:
         job.offline(checkpoint)
     result = job.result(config)
@@ -142,6 +145,13 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
     write_json(folder / "result.json", result)
     checkpoint.unlink(missing_ok=True)
     return result
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Names of the settings and options in which two configurations differ, those of the machine aside."""
+    aside = {f.name for f in fields(Settings) if f.metadata["group"] == "machine"} | {"data_root"}
+    a, b = ({**config["settings"], **config["options"]} for config in (one, other))
+    return [name for name in {**a, **b} if name not in aside and a.get(name) != b.get(name)]
 
 
 class Interrupted(Exception):
@@ -219,23 +229,34 @@ class _Job:
 
             self.learner.learn_window(task, class_names=self.stream.class_names, on_step=on_step, start=self.run.step)
             task, self.run.step, self.run.position = None, 0, start + size
-            if time.monotonic() - self.saved > self.every:
+            asked = self.stop is not None and self.stop()
+            if asked or time.monotonic() - self.saved > self.every:
                 self.save()
+            if asked:
+                raise Interrupted
         # The last row waits for the end-of-window work, as a device would that has come to rest.
         del self.run.class_il[-1], self.run.task_il[-1], self.run.per_class[-1], self.run.kept[-1]
         self.measure(len(self.stream))
 
-    def everything(self) -> None:
-        task = self.stream.everything()
+    def everything(self, checkpoint: Path) -> None:
+        task = self._reopen(checkpoint, lambda run: self.stream.everything()) if checkpoint.exists() else None
+        task = task or self.stream.everything()
         self.reporter.task(0, 1, len(task.classes))
-        self.learner.learn(task, class_names=self.stream.class_names,
-                           on_step=lambda done, of, loss: self.reporter.step(done, of, float(loss)))
+        self.learner.learn(task, class_names=self.stream.class_names, on_step=self.on_step, start=self.run.step)
         self.measure(len(self.stream))
 
     def _reopen(self, checkpoint: Path, open_task: Callable[[Run], Any]) -> Any:
         """Go on from a checkpoint; the task is open again where it was saved inside one."""
         _, metadata = read_tensors(checkpoint)
-        self.run = Run(**json.loads(metadata["protocore"])["extra"]["run"])
+        try:
+            header = json.loads(metadata["protocore"])
+            self.run = Run(**header["extra"]["run"])
+            others = _differences(header["config"], self.learner.config.to_json())
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{checkpoint}: not a checkpoint of a run ({error}); start again with --restart") from None
+        if others:
+            raise UserError(f"{checkpoint} was made with another {', '.join(map(flag, others))}; go on with the same "
+                            "settings, or start again with --restart")
         task = open_task(self.run) if self.run.step else None
         self.learner.restore(checkpoint, task)
         return task
