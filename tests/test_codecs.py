@@ -293,6 +293,8 @@ def test_jpeg_markers_within_the_scan_raise() -> None:
 def test_webp_length_of_the_first_part() -> None:
     made = WebP((3, 32, 32))
     (data,) = made.to_bytes(as_images(smooth(1, 3, 32, 32)))
+    with pytest.raises(DataError, match="whole file"):
+        made.from_bytes([data[:-1]])  # the size of a RIFF chunk is even
     for lie in (b"\x00", b"\x7f", b"\xff\xff\x7f", b"\xff\xff\xff\xff"):
         with pytest.raises(DataError):
             made.from_bytes([lie + data[1 : 1 + 2 * 20 + 1]])

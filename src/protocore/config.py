@@ -69,6 +69,7 @@ class Settings:
         group="data",
     )
     classes_per_task: int | None = option(None, "classes that each task brings", group="data")
+    tasks: int | None = option(None, "learn only the first N tasks", group="data")
     images_per_class: int | None = option(None, "use only the first N training images of a class", group="data")
     image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data")
     augment: str = option(
@@ -121,7 +122,8 @@ class Settings:
     def __post_init__(self) -> None:
         at_least = {"epochs": 1, "batch": 1, "replay_batch": 0, "online_window": 1, "blurry": 0, "seed": 0,
                     "classes_per_task": 1, "images_per_class": 1, "image_size": 4, "spc": 1, "capacity": 1,
-                    "steps": 1, "threads": 1, "width": 1, "momentum": 0, "weight_decay": 0, "label_smoothing": 0}
+                    "steps": 1, "tasks": 1,
+                    "threads": 1, "width": 1, "momentum": 0, "weight_decay": 0, "label_smoothing": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -119,5 +119,5 @@ def open_stream(settings: Settings) -> Stream:
     return Stream(
         train, test, classes_per_task=settings.classes_per_task or benchmark.classes_per_task,
         order=settings.class_order, images_per_class=settings.images_per_class, blurry=settings.blurry,
-        seed=settings.seed,
+        seed=settings.seed, tasks=settings.tasks,
     )

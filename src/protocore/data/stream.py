@@ -153,7 +153,8 @@ class Stream:
     """Tasks in order. Labels are positions in the class order, so the k-th class to come has label k."""
 
     def __init__(self, train: ImageSet, test: ImageSet, *, classes_per_task: int, order: str = "natural",
-                 images_per_class: int | None = None, blurry: int = 0, seed: int = 0) -> None:
+                 images_per_class: int | None = None, blurry: int = 0, seed: int = 0,
+                 tasks: int | None = None) -> None:
         count = len(train.class_names)
         if classes_per_task > count:
             raise UserError(f"--classes-per-task {classes_per_task}: the data has only {count} classes")
@@ -163,9 +164,10 @@ class Stream:
         self.image_shape = train.images.shape
         self.digest = train.digest
         self.task_classes = [tuple(range(i, min(i + classes_per_task, count)))
-                             for i in range(0, count, classes_per_task)]
+                             for i in range(0, count, classes_per_task)][:tasks]
         self._train, self._labels = train, positions[train.labels]
         rows = self._first_of_each(self._labels, images_per_class)
+        rows = rows[self._labels[rows] <= self.task_classes[-1][-1]]
         self._task_rows = self._split(rows, blurry, np.random.default_rng([seed, 1]))
         test_labels = positions[test.labels]
         self.tests = []

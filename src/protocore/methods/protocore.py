@@ -68,7 +68,8 @@ class ProtoCore(Method):
     Options = ProtoCoreOptions
     defaults: ClassVar = {"spc": 1}
     presets: ClassVar = {
-        "paper": {"lr": 0.05, "optimizer": "adam", "cur_pro": 1.0, "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
+        "paper": {"lr": 0.05, "optimizer": "adam", "cur_pro": 1.0,
+                  "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
                   "condense_steps": 50, "init_scale": 1e-4},
     }

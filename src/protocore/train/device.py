@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,6 +44,19 @@ def _has_bfloat16(device: torch.device) -> bool:
         probe: Callable[[], bool] | None = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
         return bool(probe and probe())
     return False
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now; its peak where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return peak_bytes()
+
+
+def peak_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def machine_for(settings: Settings) -> Machine:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -22,6 +20,7 @@ from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
 from protocore.memory.ledger import read_tensors, write_json
 from protocore.methods import method_named
+from protocore.train.device import peak_bytes, resident_bytes
 from protocore.train.evaluate import Row, evaluate
 from protocore.train.learner import Learner
 from protocore.train.metrics import summary
@@ -98,12 +97,14 @@ class Run:
     task_il: list[list[float]] = field(default_factory=list)
     per_class: list[dict[str, float]] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)  # the process's memory after each task
 
     def add(self, row: Row, kept: int) -> None:
         self.class_il.append(row.class_incremental)
         self.task_il.append(row.task_incremental)
         self.per_class.append({str(k): v for k, v in row.per_class.items()})
         self.kept.append(kept)
+        self.resident.append(resident_bytes())
 
 
 def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, checkpoint_seconds: float = 30,
@@ -222,8 +223,9 @@ class _Job:
             self.reporter.task(len(self.run.class_il), len(self.stream), len(task.classes))
 
             def on_step(done: int, of: int, loss: Tensor, start: int = start) -> None:
-                while len(self.run.class_il) < len(ends) and start + done * s.batch >= ends[len(self.run.class_il)]:
-                    self.measure(len(self.run.class_il) + 1)
+                # The last row waits for the end-of-window work, as a device would that has come to rest.
+                while (row := len(self.run.class_il)) < len(ends) - 1 and start + done * s.batch >= ends[row]:
+                    self.measure(row + 1)
                     self.learner.net.train()
                 self.on_step(done, of, loss)
 
@@ -234,8 +236,6 @@ class _Job:
                 self.save()
             if asked:
                 raise Interrupted
-        # The last row waits for the end-of-window work, as a device would that has come to rest.
-        del self.run.class_il[-1], self.run.task_il[-1], self.run.per_class[-1], self.run.kept[-1]
         self.measure(len(self.stream))
 
     def everything(self, checkpoint: Path) -> None:
@@ -263,7 +263,6 @@ class _Job:
 
     def result(self, config: Resolved) -> dict[str, Any]:
         learner, seconds = self.learner, {**self.learner.seconds, **self.learner.tools.seconds}
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return {
             "format": 1,
             "command": command_of(config),
@@ -283,5 +282,6 @@ class _Job:
             "bytes_after_each_task": self.run.kept,
             "seconds": {k: round(v, 3) for k, v in seconds.items()},
             "images_per_second": round(learner.images_learned / max(learner.seconds["learn"], 1e-9), 1),
-            "peak_memory_bytes": peak,
+            "peak_memory_bytes": peak_bytes(),
+            "resident_after_each_task": self.run.resident,
         }
