@@ -309,6 +309,10 @@ def test_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
     paths = written(tmp_path, tiny_weights(), callbacks=Trap(tmp_path / "mark"))
     with pytest.raises(DataError, match="would run"):
         taming.load(*paths)
+    old = {"state_dict": tiny_weights(), "callbacks": Trap(tmp_path / "mark")}
+    torch.save(old, paths[1], _use_new_zipfile_serialization=False)
+    with pytest.raises(DataError, match="without running its code"):
+        taming.load(*paths)
     assert not (tmp_path / "mark").exists()
 
 

@@ -185,6 +185,27 @@ def test_each_loss_is_switched_off_by_its_coefficient(name, contrast, draws_in_t
     assert whole - without == pytest.approx(WEIGHTS[name] * term, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", NETWORK_LOSSES)
+def test_the_gradient_is_the_slope_of_the_loss(name, draws_in_turn):
+    """Nothing is cut off: current means and replayed features carry gradients, only stored things do not."""
+    mine = make(**dict.fromkeys(NETWORK_LOSSES, 0.0) | {name: 1.0}, pro_temperature=1.0)
+    mine.learn(task_of([0, 1] * 8))
+    mine.begin(task_of([1, 2] * 8, seed=1))
+    batch = batch_of([2, 1, 1, 2, 2])
+    parameters = list(mine.net.parameters())
+    gradients = torch.autograd.grad(mine.method.loss(batch), parameters, allow_unused=True)
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    length = math.sqrt(sum(float(g.square().sum()) for g in filled))
+    step, values = 3e-3, []
+    for sign in (1, -2):  # one step up, two down: the loss on both sides
+        with torch.no_grad():
+            for p, g in zip(parameters, filled, strict=True):
+                p.add_(g, alpha=sign * step / length)
+        values.append(mine.method.loss(batch).item())
+    assert length > 1e-3
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(length, rel=0.02)
+
+
 def test_all_losses_off_is_a_loss_of_zero(draws_in_turn):
     mine = make(**dict.fromkeys(NETWORK_LOSSES, 0.0))
     for labels in ([0, 1] * 8, [2, 3] * 8):
@@ -223,7 +244,7 @@ def test_prototypes_of_returning_classes_are_mixed_by_beta(beta, draws_in_turn):
 def test_beta_matters(draws_in_turn):
     losses = set()
     for beta in (0.0, 1.0):
-        mine = make(beta=beta)
+        mine = make(**WEIGHTS, beta=beta)
         mine.learn(task_of([0, 1] * 8))
         mine.begin(task_of([1, 2] * 8, seed=1))
         losses.add(mine.method.loss(batch_of([1, 2, 2, 1, 1])).item())
@@ -551,9 +572,9 @@ def test_state_gives_a_learner_with_the_same_loss(draws_in_turn):
 # -- on real digits ------------------------------------------------------------------------------------------------
 
 
-def test_one_condensed_exemplar_a_class_keeps_half_of_the_digits(tmp_path):
-    """Fine-tuning is left with 20 % (its own test): one class in five."""
-    result = run(configure({"method": "protocore", "epochs": 8, "threads": 1}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 50
+def test_one_condensed_exemplar_a_class_keeps_most_of_the_digits(tmp_path):
+    """Fine-tuning keeps the last task only, 20 % (its own test)."""
+    result = run(configure({"method": "protocore", "epochs": 5, "threads": 1}), tmp_path)
+    assert result["class_incremental"]["A_T"] >= 55
     assert result["task_incremental"]["A_T"] >= 85
     assert result["seconds"]["condense"] > 0

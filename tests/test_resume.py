@@ -33,6 +33,8 @@ STOPPED = KILLED | {
     "protocore refresh blurry": {"method": "protocore", "refresh": True, "blurry": 20, "spc": 2},
     "protocore random steps": {"method": "protocore", "start": "random", "steps": 7},
     "joint": {"method": "joint"},
+    "er coded": {"method": "er", "codec": "webp:10", "budget": 2000},
+    "protocore coded": {"method": "protocore", "codec": "vqgan:2", "real": 1, "images_per_class": 16},
     "one step a window": {"method": "er", "spc": 3, "online": True, "online_window": 8, "batch": 8},
 }
 

@@ -29,7 +29,7 @@ class Benchmark:
     std: tuple[float, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    needs_files: bool = True
+    source: str | None = None  # what `protocore data get` calls its files; None where it needs none
 
 
 _COLOUR = {"augment": "crop4,flip"}
@@ -38,7 +38,7 @@ _CPU_SMALL = {"images_per_class": 500, "epochs": 3, "batch": 64, "replay_batch":
 _PAPER = {"batch": 128, "optimizer": "adam", "lr": 0.05, "augment": "rrc,flip"}
 _PAPER18 = _PAPER | {"backbone": "resnet18", "epochs": 50}
 _PAPER50 = _PAPER | {"backbone": "resnet50", "epochs": 100}
-_CIFAR100 = {"mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276), "defaults": _COLOUR,
+_CIFAR100 = {"source": "cifar100", "mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276), "defaults": _COLOUR,
              "presets": {"cpu": _CPU_CIFAR100, "paper": _PAPER18}}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "defaults": _COLOUR}
 
@@ -46,18 +46,18 @@ _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "defau
 BENCHMARKS: dict[str, Benchmark] = {
     "digits": Benchmark(
         "scikit-learn's 8x8 digits, embedded: 5 tasks of 2 classes", lambda root, size: formats.read_digits(), 2,
-        mean=(0.3,), std=(0.37,), needs_files=False,
+        mean=(0.3,), std=(0.37,),
         defaults={"epochs": 20, "batch": 32, "replay_batch": 32, "augment": "crop1"}),
     "mnist": Benchmark(
         "28x28 handwritten digits (IDX files): 5 tasks of 2", lambda root, size: formats.read_idx(root / "mnist"), 2,
-        mean=(0.0,), std=(1.0,), presets={"cpu": _CPU_SMALL}),
+        mean=(0.0,), std=(1.0,), source="mnist", presets={"cpu": _CPU_SMALL}),
     "fashion-mnist": Benchmark(
         "28x28 clothes (IDX files): 5 tasks of 2", lambda root, size: formats.read_idx(root / "fashion-mnist"), 2,
-        mean=(0.286,), std=(0.353,), defaults={"augment": "crop2,flip", "epochs": 3},
+        mean=(0.286,), std=(0.353,), source="fashion-mnist", defaults={"augment": "crop2,flip", "epochs": 3},
         presets={"cpu": _CPU_SMALL, "paper": _PAPER18}),
     "cifar10": Benchmark(
         "32x32 colour pictures: 5 tasks of 2", lambda root, size: formats.read_cifar10(root), 2,
-        mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), defaults=_COLOUR,
+        mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source="cifar10", defaults=_COLOUR,
         presets={"cpu": _CPU_SMALL, "paper": _PAPER18}),
     "cifar100-10": Benchmark(
         "32x32 colour pictures: 10 tasks of 10", lambda root, size: formats.read_cifar100(root), 10, **_CIFAR100),
@@ -65,10 +65,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         "32x32 colour pictures: 50 tasks of 2", lambda root, size: formats.read_cifar100(root), 2, **_CIFAR100),
     "tinyimagenet-20": Benchmark(
         "64x64 colour pictures: 20 tasks of 10",
-        lambda root, size: _kept(formats.read_tiny_imagenet(root)), 10, **_IMAGENET,
+        lambda root, size: _kept(formats.read_tiny_imagenet(root)), 10, **_IMAGENET, source="tinyimagenet",
         presets={"cpu": _CPU_CIFAR100 | {"images_per_class": 100}, "paper": _PAPER50}),
     "imagenet1k-100": Benchmark(
         "ImageNet-1K: 100 tasks of 10", lambda root, size: formats.read_imagenet(root, size or 224), 10, **_IMAGENET,
+        source="imagenet",
         presets={"cpu": {"image_size": 64, "images_per_class": 100}, "paper": _PAPER50}),
 }
 
@@ -93,7 +94,7 @@ def benchmark_named(name: str) -> Benchmark:
         return Benchmark(
             f"pictures in {path}, one folder a class",
             lambda root, size: _kept(formats.read_folder(path, size or 32)), 2,
-            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), defaults=_COLOUR, needs_files=False)
+            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), defaults=_COLOUR)
     if name not in BENCHMARKS:
         near = difflib.get_close_matches(name, BENCHMARKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -109,11 +110,11 @@ def open_stream(settings: Settings) -> Stream:
     """The stream that these settings describe, ready to be opened task by task."""
     benchmark = benchmark_named(settings.benchmark)
     root = data_root(settings.data_root)
-    if benchmark.needs_files and not root.is_dir():
+    if benchmark.source and not root.is_dir():
         raise DataError(
             f"{settings.benchmark}: looked for its files in {root}/, which does not exist. Say where they are with "
             f"--data-root DIR or the environment variable PROTOCORE_DATA, or download them with "
-            f"`protocore data get {settings.benchmark.split('-')[0]}`"
+            f"`protocore data get {benchmark.source}`"
         )
     train, test = benchmark.read(root, settings.image_size)
     return Stream(

@@ -160,14 +160,15 @@ class Stream:
             raise UserError(f"--classes-per-task {classes_per_task}: the data has only {count} classes")
         positions = np.empty(count, dtype=np.int64)
         positions[class_order(order, count)] = np.arange(count)
-        self.class_names = tuple(train.class_names[c] for c in np.argsort(positions))
         self.image_shape = train.images.shape
         self.digest = train.digest
         self.task_classes = [tuple(range(i, min(i + classes_per_task, count)))
                              for i in range(0, count, classes_per_task)][:tasks]
+        coming = self.task_classes[-1][-1] + 1
+        self.class_names = tuple(train.class_names[c] for c in np.argsort(positions)[:coming])
         self._train, self._labels = train, positions[train.labels]
         rows = self._first_of_each(self._labels, images_per_class)
-        rows = rows[self._labels[rows] <= self.task_classes[-1][-1]]
+        rows = rows[self._labels[rows] < coming]
         self._task_rows = self._split(rows, blurry, np.random.default_rng([seed, 1]))
         test_labels = positions[test.labels]
         self.tests = []

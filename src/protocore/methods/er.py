@@ -78,3 +78,9 @@ class ER(Method):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.memory.load(state)
+
+    def scratch(self) -> dict[str, Tensor]:
+        return self.memory.scratch()
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        self.memory.load_scratch(scratch)

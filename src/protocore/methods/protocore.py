@@ -217,11 +217,14 @@ class ProtoCore(Method):
         self.sigma = state.get("statistics/sigma", torch.full((1,), _sigma(self.options.noise)))
 
     def scratch(self) -> dict[str, Tensor]:
-        return {"table": self.table[0].cpu(), "table labels": self.table[1], "steps": torch.tensor([self.steps])}
+        mine = {"table": self.table[0].cpu(), "table labels": self.table[1], "steps": torch.tensor([self.steps])}
+        return mine | (self.real.scratch() if self.real else {})
 
     def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
         self.table = scratch["table"], scratch["table labels"]
         self.steps = int(scratch["steps"])
+        if self.real:
+            self.real.load_scratch(scratch)
 
 
 def radius(z: Tensor, labels: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Replay:
         if not by_class and tools.settings.capacity is None and tools.settings.budget is None:
             raise UserError("--fill stream needs a fixed size: give --capacity N or --budget BYTES instead of --spc")
         self.filler = BalancedReservoir(self.store) if by_class else Reservoir(self.store)
+        self.size = 0
 
     def make_room(self, classes: int, task: Task, column_bytes: int = 0, other_bytes: int = 0,
                   per_class: int | None = None) -> None:
@@ -42,10 +43,11 @@ class Replay:
         # The reservoirs' own counters are part of what is kept.
         other_bytes += 4 * classes
         if isinstance(self.filler, BalancedReservoir):
-            size = allowance.per_class(classes, row + column_bytes, other_bytes) if per_class is None else per_class
+            fits = allowance.per_class(classes, row + column_bytes, other_bytes) if per_class is None else per_class
         else:
-            size = allowance.total(classes, row + column_bytes, other_bytes)
-        self.filler.resize(size)
+            fits = allowance.total(classes, row + column_bytes, other_bytes)
+        self.size = fits
+        self.filler.resize(fits)
 
     def settle(self) -> None:
         """Where the size of an exemplar depends on the picture, drop what is over the budget after all."""
@@ -71,5 +73,13 @@ class Replay:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.filler.load(tensors)
+
+    def scratch(self) -> dict[str, Tensor]:
+        """The size for the present task: found again inside it, from other exemplars, it could be another one."""
+        return {f"{self.store.name}/size": torch.tensor([self.size])}
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        self.size = int(scratch[f"{self.store.name}/size"])
+        self.filler.resize(self.size)
 
 

@@ -222,9 +222,10 @@ class Learner:
             self.method.seen, self.method.current = list(header["seen"]), list(header["current"])
             self.seconds, self.tools.seconds = dict(header["seconds"]), dict(header["inner_seconds"])
             self.images_learned = int(header["images"])
+            if task is not None:
+                self.method.begin_task(task)  # on an empty memory: it must not touch what is taken up now
             self.method.load_state(part["method"])
             if task is not None:
-                self.method.begin_task(task)
                 self.method.load_scratch(part["scratch"])
             self._optimizer = make_optimizer(self.net, self.settings) if header["has_optimizer"] else None
             if self._optimizer is not None:
