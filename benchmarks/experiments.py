@@ -41,16 +41,22 @@ GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
             "er-20": "er --spc 20",
             "protocore-1": "protocore --spc 1",
             "protocore-5": "protocore --spc 5",
+        },
+        (0, 1, 2),
+    ),
+    "fashion-mnist-choices": (
+        "fashion-mnist", "--preset cpu",
+        {
             "protocore-1-random": "protocore --spc 1 --start random",
             "protocore-1-cur-pro-1": "protocore --spc 1 --cur-pro 1",
             "protocore-1-no-prototype-losses": "protocore --spc 1 --cur-pro 0 --pre-pro 0",
         },
-        (0, 1, 2),
+        (0,),
     ),
     "cifar10-er": (
         "cifar10",
         "--backbone resnet18 --width 20 --optimizer sgd --lr 0.1 --batch 32 --replay-batch 32 "
-        "--epochs 2",
+        "--epochs 1",
         {"er-200": "er --capacity 200"},
         (0,),
     ),

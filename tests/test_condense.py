@@ -249,9 +249,12 @@ def test_condense_optimises_what_is_stored_also_where_quantising_is_coarse():
     assert result.after < 0.8 * result.before
 
 
-@pytest.mark.parametrize("weights", [Weights(1, 0, 0), Weights(1, 0.5, 0), Weights(1, 0.3, 0.7)])
+@pytest.mark.parametrize("weights", [Weights(1, 0, 0), Weights(1, 0.5, 0), Weights(1, 0.3, 0.7), Weights(1e-6, 0, 0)])
 def test_all_classes_as_one_batch_equal_a_loop_over_classes(weights):
-    """Also where only some classes have a stored exemplar: a neighbour must not change a goal's weight."""
+    """Also where only some classes have a stored exemplar: a neighbour must not change a goal's weight.
+
+    And where gradients are as small as AdamW's ε: more exemplars must not make them smaller.
+    """
     net, goals, start = job(8, 4, previous=(0, 4, 1, 5), anchor=(0, 4, 1, 5))
     decoder = Pixels(SHAPE)
     together = condense(net, decoder, start, goals, weights=weights, steps=15, lr=0.1)

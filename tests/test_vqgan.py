@@ -224,6 +224,23 @@ def test_bytes_round_trip_and_length(tiny: VQGAN) -> None:
     assert VQGANDecoder(tiny, (3, 20, 14)).from_bytes([]).shape == (0, 6, 5, 4)
 
 
+def test_refining_brings_every_picture_closer_or_leaves_it(tiny: VQGAN) -> None:
+    images = torch.from_numpy(structured(24, 7)).float() / 255
+    training.initialise(tiny, [images], torch.Generator().manual_seed(0))
+    errors = []
+    for sweeps in (0, 1, 3):
+        decoder = VQGANDecoder(tiny, (3, 16, 16), sweeps=sweeps)
+        stored = decoder.to_bytes(decoder.encode(images))
+        assert {len(row) for row in stored} == {decoder.exemplar_bytes}
+        decoded = decoder.decode(decoder.from_bytes(stored))
+        errors.append((decoded - images).square().flatten(1).sum(1))
+    assert bool((errors[1] <= errors[0] * 1.0001).all())
+    assert bool((errors[2] <= errors[0] * 1.0001).all())
+    assert float(errors[1].sum()) < 0.99 * float(errors[0].sum())
+    odd = VQGANDecoder(tiny, (3, 5, 3), sweeps=1)
+    assert odd.decode(odd.encode(torch.rand(2, 3, 5, 3))).shape == (2, 3, 5, 3)
+
+
 @pytest.mark.parametrize("side", [(32, 32), (64, 64), (224, 224), (28, 28), (33, 47), (5, 3), (1, 1)])
 def test_same_weights_serve_every_size(tiny: VQGAN, side: tuple[int, int]) -> None:
     decoder = VQGANDecoder(tiny, (3, *side))
@@ -452,6 +469,8 @@ def test_training_refuses_what_it_cannot_use() -> None:
     for amount in amounts:
         with pytest.raises(DataError, match="minutes"):
             train_decoder(images, TINY, held_out=images, **amount)
+    with pytest.raises(DataError, match="batch"):
+        train_decoder(images, TINY, held_out=images, steps=1, options=TrainingOptions(batch=1))
     with pytest.raises(DataError, match="points"):
         train_decoder(images, TINY, held_out=images, steps=1, points=(1,))
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protocore.cli_memory import add_decoder, add_pack
 from protocore.config import Settings, flag, format_bytes, kind_of
 from protocore.errors import UserError
 from protocore.version import __version__
@@ -65,6 +66,8 @@ def _dispatch(words: list[str]) -> int:
     show.add_argument("--json", action="store_true", help="for programs")
     show.set_defaults(do=_show)
     _add_data(commands)
+    add_pack(commands)
+    add_decoder(commands)
     arguments = parser.parse_args(words)
     return arguments.do(arguments)
 

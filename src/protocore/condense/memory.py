@@ -74,7 +74,7 @@ class CondensedMemory:
             held = self.exemplars.slots_of(label)
             if len(held):
                 again = held.repeat(-(-len(rows) // len(held)))[: len(rows)]
-                previous[rows] = self._seen(features, self.exemplars.at(again).images)
+                previous[rows] = self._seen(features, self.exemplars.at(again).images, previous.device)
             if label in self.prototypes:
                 anchor[rows] = self.prototypes.get([label]).to(anchor)
         return Goals(targets.features, previous, anchor, targets.labels)
@@ -89,7 +89,7 @@ class CondensedMemory:
         anchor = self.prototypes.get(old.labels.tolist()).to(goals.target)
         joined = Goals(
             torch.cat([goals.target, torch.full_like(anchor, float("nan"))]),
-            torch.cat([goals.previous, self._seen(features, old.images)]),
+            torch.cat([goals.previous, self._seen(features, old.images, anchor.device)]),
             torch.cat([goals.anchor, anchor]),
             torch.cat([goals.labels, old.labels.to(goals.labels)]),
         )
@@ -97,8 +97,8 @@ class CondensedMemory:
 
     @staticmethod
     @torch.no_grad()
-    def _seen(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        return features(images.float() / 255)
+    def _seen(features: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
+        return features(images.to(device).float() / 255)
 
     def class_bytes(self, classes: int) -> int:
         """Bytes a class besides its exemplars."""

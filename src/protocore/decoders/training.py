@@ -133,10 +133,10 @@ def _mse(images: Tensor, decoded: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: VQGAN, pictures: Pictures, stages: int, batch: int = 256) -> dict[str, Any]:
+def evaluate(model: VQGAN, pictures: Pictures, stages: int, sweeps: int = 0, batch: int = 256) -> dict[str, Any]:
     """PSNR of uint8 pictures after rounding to uint8 again, and how evenly each codebook is used."""
     was_training, was_learning = model.training, next(model.parameters()).requires_grad
-    decoder = VQGANDecoder(model, _shape(pictures), stages)
+    decoder = VQGANDecoder(model, _shape(pictures), stages, sweeps)
     errors, used = [], []
     for part in torch.from_numpy(pictures).split(batch):
         images = part.float() / 255
@@ -149,6 +149,7 @@ def evaluate(model: VQGAN, pictures: Pictures, stages: int, batch: int = 256) ->
     shares = [torch.bincount(row, minlength=model.config.codes).double() for row in torch.cat(used, 1)]
     return {
         "stages": stages,
+        "sweeps": sweeps,
         "exemplar_bytes": decoder.exemplar_bytes,
         "psnr": float(-10 * torch.log10(mse).mean()),
         "psnr_of_mean_mse": float(-10 * torch.log10(mse.mean())),
@@ -216,7 +217,7 @@ class _Batches:
 
 
 def _operating_points(config: VQGANConfig, points: Sequence[int] | None) -> tuple[int, ...]:
-    chosen = tuple(sorted(set(points or (max(1, config.stages // 2), config.stages))))
+    chosen = tuple(sorted(points or {max(1, config.stages // 2), config.stages}))
     if chosen[0] < 1 or chosen[-1] != config.stages:
         raise DataError(f"stage points {chosen} must lie in 1..{config.stages} and include {config.stages}")
     return chosen
@@ -249,8 +250,8 @@ class _Trainer:
         images = self.batches.next()
         z = model.encoder(images)
         # each operating point gets its share of the batch, so that one decoder learns all of them
-        parts, quantised, found = z.chunk(len(self.points)), [], []
-        for part, stages in zip(parts, self.points, strict=False):
+        parts, quantised, found = z.tensor_split(len(self.points)), [], []
+        for part, stages in zip(parts, self.points, strict=True):
             straight, indices = quantiser(part, stages)
             quantised.append(straight)
             found.append(indices)
@@ -275,7 +276,7 @@ class _Trainer:
     def _update_codes(self, parts: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         quantiser, done = self.model.quantiser, 0
         # stages k+1.. are updated by the pictures that use them, the first ones by all
-        for stages in self.points:
+        for stages in dict.fromkeys(self.points):
             users = [i for i, indices in enumerate(found) if indices.shape[1] >= stages]
             z = torch.cat([parts[i].detach() for i in users])
             indices = torch.cat([found[i][:, :stages] for i in users])
@@ -307,10 +308,10 @@ def train_decoder(
 ) -> dict[str, Any]:
     """Train on uint8 pictures (one array, or several of different sizes) for `minutes` or `steps`.
 
-    `points` are the numbers of stages the decoder must serve (default: half of them and all). `resume` starts
-    at the weights of a file instead of principal components. With `out`, writes the weights there (now and then
-    while training), the report beside them as .json and the reconstructions as .png. With `steps` the result
-    depends on the arguments alone.
+    `points` are the numbers of stages the decoder must serve (default: half of them and all), each with its
+    share of the pictures: (4, 4, 8) gives 4 stages two thirds. `resume` starts at the weights of a file instead
+    of principal components. With `out`, writes the weights there (now and then while training), the report
+    beside them as .json and the reconstructions as .png. With `steps` the result depends on the arguments alone.
     """
     options = options or TrainingOptions()
     if (minutes is None) == (steps is None) or (minutes or steps or 0) <= 0:
@@ -319,6 +320,8 @@ def train_decoder(
     arrays = [_checked("training pictures", a, config.channels) for a in arrays]
     held_out = _checked("held-out pictures", held_out, config.channels)
     points = _operating_points(config, points)
+    if options.batch < len(points):
+        raise DataError(f"a batch of {options.batch} cannot be shared by {len(points)} stage points")
     started, worked = time.monotonic(), time.process_time()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -358,7 +361,7 @@ def train_decoder(
         "training_sha256": [hashlib.sha256(a.tobytes()).hexdigest() for a in arrays],
         "loss_first": float(np.mean(curve[:20])),
         "loss_last": float(np.mean(curve[-20:])),
-        "held_out": [evaluate(model, held_out, stages) for stages in points],
+        "held_out": [evaluate(model, held_out, stages) for stages in dict.fromkeys(points)],
     }
     decoder = VQGANDecoder(model, _shape(held_out))
     report |= {

@@ -81,5 +81,3 @@ class Replay:
     def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
         self.size = int(scratch[f"{self.store.name}/size"])
         self.filler.resize(self.size)
-
-

@@ -19,6 +19,7 @@ from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
 from protocore.memory.ledger import read_tensors, write_json
+from protocore.memory.pack import write_pack
 from protocore.methods import method_named
 from protocore.train.device import peak_bytes, resident_bytes
 from protocore.train.evaluate import Row, evaluate
@@ -140,6 +141,8 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
         job.offline(checkpoint)
     result = job.result(config)
     learner.save_memory(folder / "memory.safetensors")
+    write_pack(folder / "memory.pack", learner.memory(), class_names=learner.classes_, decoder=learner.tools.decoder,
+               method=s.method)
     learner.save(folder / "learner.safetensors")
     if finished:
         finished(learner, result)
