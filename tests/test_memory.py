@@ -334,7 +334,7 @@ def test_store_does_what_a_plain_list_does(operations: list[tuple[str, int, int]
                 first.append(i)
             ranks[row[1]] += 1
         assert sorted(store.first_of_each(2).tolist()) == first
-        if "logits" in store.tensors():
+        if "exemplars/logits" in store.tensors():
             stored = store.column("logits")
             padded = torch.full(stored.shape, nan)
             for i, row in enumerate(rows):

@@ -139,7 +139,8 @@ def _train_decoder(arguments: argparse.Namespace) -> int:
     pictures = train.images.take(np.arange(len(train.images)))
     held_out = test.images.take(np.arange(min(len(test.images), 1000)))
     config = VQGANConfig(channels=pictures.shape[1], factor=arguments.factor, codes=arguments.codes,
-                         stages=arguments.stages, code_dim=arguments.code_dim, width=arguments.width)
+                         stages=arguments.stages, code_dim=arguments.code_dim,
+                         code_rank=min(arguments.code_dim, 20), width=arguments.width)
     with Progress(TextColumn("step {task.fields[step]}"), BarColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
                   TimeRemainingColumn()) as bar:
         item = bar.add_task("", total=1.0, step=0, loss=0.0)

@@ -234,7 +234,7 @@ class _Job:
 
             self.learner.learn_window(task, class_names=self.stream.class_names, on_step=on_step, start=self.run.step)
             task, self.run.step, self.run.position = None, 0, start + size
-            asked = self.stop is not None and self.stop()
+            asked = self.run.position < len(rows) and self.stop is not None and self.stop()
             if asked or time.monotonic() - self.saved > self.every:
                 self.save()
             if asked:
