@@ -82,7 +82,8 @@ def outcome(folder: Path) -> dict:
                                    "bytes_after_each_task", "data_digest", "settings", "options", "tasks")}
     kept["memory"] = {p.name: p.read_bytes() for p in folder.glob("memory.*")}
     with safe_open(folder / "learner.safetensors", framework="pt") as file:
-        names = [k for k in file.keys() if not k.startswith("scratch/")]  # noqa: SIM118; scratch ends with a task
+        # Scratch ends with its task.
+        names = [k for k in file.keys() if not k.startswith("scratch/")]  # noqa: SIM118
         kept["learner"] = {k: file.get_tensor(k).numpy().tobytes() for k in names}
         kept["images"] = json.loads(file.metadata()["protocore"])["images"]
     return kept
