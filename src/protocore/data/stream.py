@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from protocore.data.images import ArrayImages, Images, ImageSet
 from protocore.data.orders import class_order
-from protocore.errors import SealError, UserError
+from protocore.errors import DataError, SealError, UserError
 
 _IN_MEMORY = 1 << 30  # bytes: a task up to this size is read once and kept as uint8 while it is open
 
@@ -174,6 +174,9 @@ class Stream:
         self.tests = []
         for classes in self.task_classes:
             test_rows = np.flatnonzero(np.isin(test_labels, classes))
+            if not len(test_rows):
+                names = ", ".join(self.class_names[c] for c in classes)
+                raise DataError(f"there are no test images for the task of {names}: its accuracy cannot be measured")
             self.tests.append(TestPart(test.images, test_rows, test_labels[test_rows], classes))
         self._opened: list[Task] = []
 
