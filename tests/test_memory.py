@@ -668,7 +668,9 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             write_atomic(path, b"new and longer")
     assert path.read_bytes() == b"old"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
-    write_atomic(path, b"new")
+    with path.open("rb") as reader:  # who has the old file open reads the old file to its end
+        write_atomic(path, b"new")
+        assert reader.read() == b"old"
     write_json(path.with_name("j"), {"β": [1]})
     assert path.read_bytes() == b"new"
     assert json.loads(path.with_name("j").read_text(encoding="utf-8")) == {"β": [1]}
@@ -740,7 +742,7 @@ def test_no_memory_exceeds_its_budget_and_what_a_refusal_suggests_works(
         tensors = kept_under(needed, classes, shape, kind, dim)
         assert sum(t.numel() for k, t in tensors.items() if k.endswith("bytes")) == classes * np.prod(shape)
         assert ledger_of(tensors).total <= needed
-        with pytest.raises(BudgetError):
+        with pytest.raises(BudgetError, match=f"need --budget {needed}"):
             kept_under(needed - 1, classes, shape, kind, dim)
         assert fitting < classes
         if kind == "stream":

@@ -500,7 +500,7 @@ def test_shipped_weights_are_small_and_say_how_they_were_made(channels: int) -> 
     assert {"command", "seed", "data", "minutes", "steps", "measured"} <= made.keys()
 
 
-FLOORS_COLOUR = {4: 22.0, 8: 24.0}
+FLOORS_COLOUR = {4: 28.5, 8: 31.0}
 
 
 @pytest.mark.parametrize(("stages", "size"), [(4, 72), (8, 144)])
@@ -515,4 +515,4 @@ def test_shipped_grey_decoder_on_digits() -> None:
     decoder = load(shipped(1), (1, 8, 8))
     digits = (load_digits(return_X_y=True)[0].reshape(-1, 1, 8, 8) * 255 / 16).round().astype(np.uint8)[-300:]
     told = training.evaluate(decoder.model, digits, decoder.stages)
-    assert told["psnr"] > 20
+    assert told["psnr"] > 21
