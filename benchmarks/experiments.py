@@ -53,6 +53,9 @@ GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
         },
         (0,),
     ),
+    "imagenet1k-100": (
+        "imagenet1k-100", "--tasks 6 --epochs 1 --batch 16 --replay-batch 16", {"er-2": "er --spc 2"}, (0,),
+    ),
     "cifar10-er": (
         "cifar10",
         "--backbone resnet18 --width 20 --optimizer sgd --lr 0.1 --batch 32 --replay-batch 32 "

@@ -71,9 +71,20 @@ def overhead_table() -> str:
     ])
 
 
+def memory_table(table: str) -> str:
+    """The process's memory after each task: flat, whatever the size of the data set."""
+    rows = []
+    for (result, *_) in stored(table).values():
+        after = [format_bytes(size) for size in result["resident_after_each_task"]]
+        rows.append({"command": f"`{command(result)}`"} | {f"task {i + 1}": size for i, size in enumerate(after)}
+                    | {"peak": format_bytes(result["peak_memory_bytes"])})
+    return markdown_table(rows)
+
+
 def main() -> None:
     blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir()) if p.is_dir()}
     blocks["overhead"] = overhead_table()
+    blocks["imagenet-memory"] = memory_table("imagenet1k-100")
     for page in PAGES:
         path = ROOT / page
         text = path.read_text()
