@@ -243,3 +243,23 @@ def test_a_batch_holds_the_images_their_view_and_whether_they_are_new():
         float_images = raw.float() / 255
         either = torch.stack([float_images, float_images.flip(3)])
         assert bool(((either - view).abs().amax((2, 3, 4)) < 1e-6).any(0).all())
+
+
+def test_batch_norm_gets_company_for_a_lone_last_sample() -> None:
+    """9 images in batches of 4 leave one over; group norm does not mind, and sees it alone."""
+    def rows_seen(norm: str) -> list[int]:
+        config = configure({"method": "finetune", "benchmark": "digits", "backbone": "resnet18", "width": 4,
+                            "norm": norm, "batch": 4, "epochs": 1, "augment": "none", "threads": 1})
+        learner = Learner(config, (1, 8, 8))
+        sizes: list[int] = []
+        inner = learner.method.loss
+        learner.method.loss = lambda batch: sizes.append(len(batch.labels)) or inner(batch)  # type: ignore[func-returns-value,method-assign]
+        learner.learn(Task.from_arrays(torch.randint(0, 256, (9, 1, 8, 8), dtype=torch.uint8), torch.arange(9) % 2))
+        return sizes
+
+    assert rows_seen("batch") == [4, 4, 2]
+    assert rows_seen("group") == [4, 4, 1]
+    config = configure({"method": "finetune", "benchmark": "digits", "backbone": "resnet18", "width": 4, "threads": 1})
+    with pytest.raises(UserError, match="--norm group"):
+        alone = Task.from_arrays(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]))
+        Learner(config, (1, 8, 8)).learn(alone)

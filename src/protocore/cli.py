@@ -421,7 +421,8 @@ def _data_check(arguments: argparse.Namespace) -> int:
 
     findings = check(arguments.name, data_root(arguments.data_root))
     for finding in findings:
-        print(finding)
+        text = finding.met if finding.ok else f"expected {finding.expected}; met {finding.met}"
+        print(f"{finding.state}: {finding.path}: {text}")
     return 0 if all(finding.ok for finding in findings) else 1
 
 

@@ -75,7 +75,9 @@ def machine_for(settings: Settings) -> Machine:
     elif precision == "bfloat16" and not _has_bfloat16(device):
         raise UserError(f"--precision bfloat16: {device} has no units for it and would be far slower; use float32")
     layout = settings.memory_format
-    channels_last = layout == "channels_last" or (layout == "auto" and settings.backbone != "mlp")
+    # Faster for convolutions, but with fewer than 6 channels torch 2.13 crashes in its backward pass on a CPU.
+    wide_enough = settings.width is None or settings.width >= 8
+    channels_last = layout == "channels_last" or (layout == "auto" and settings.backbone != "mlp" and wide_enough)
     threads = settings.threads or int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or os.cpu_count() or 1
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
