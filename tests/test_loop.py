@@ -260,6 +260,6 @@ def test_batch_norm_gets_company_for_a_lone_last_sample() -> None:
     assert rows_seen("batch") == [4, 4, 2]
     assert rows_seen("group") == [4, 4, 1]
     config = configure({"method": "finetune", "benchmark": "digits", "backbone": "resnet18", "width": 4, "threads": 1})
+    alone = Task.from_arrays(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]))
     with pytest.raises(UserError, match="--norm group"):
-        alone = Task.from_arrays(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]))
         Learner(config, (1, 8, 8)).learn(alone)
