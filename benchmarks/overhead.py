@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--images", type=int, default=1920)
+    parser.add_argument("--images", type=int, default=960)
     arguments = parser.parse_args()
     images, labels = pictures(arguments.images)
     report: dict[str, object] = {

@@ -299,3 +299,9 @@ def test_a_file_cannot_run_code(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"evil\.yaml"):
         read_config_file(path)
     assert not witness.exists()
+
+
+def test_a_word_for_no_does_not_switch_online_on() -> None:
+    """A file may say `online = "no"`: the batch size of online runs must not come with it."""
+    assert configure({"method": "er", "benchmark": "digits", "online": "no"}).settings.batch == 32
+    assert configure({"method": "er", "benchmark": "digits", "online": "yes"}).settings.batch == 10

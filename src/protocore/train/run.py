@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from protocore.config import Resolved, Settings, flag, read_config_file, resolve
+from protocore.config import Resolved, Settings, convert, flag, read_config_file, resolve
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
@@ -50,7 +50,7 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None,
         *middle,
         ("flag", {k: v for k, v in flags.items() if v is not None}),
     ]
-    if given.get("online"):
+    if convert(Settings, "online", given.get("online", False)):
         layers.insert(4, ("--online", {"batch": 10, "replay_batch": 10, "epochs": 1}))
     return resolve(layers, method.Options)
 
