@@ -97,19 +97,28 @@ class Settings:
                                group="network")
     norm: str | None = option(None, "normalisation layers", group="network", choices=("batch", "group"))
     head: str = option("linear", "classifier", group="network", choices=("linear", "cosine"))
+    full_head: bool = option(False, "outputs for all classes of the benchmark from the start (else they are added "
+                             "as classes arrive)", group="network")
 
     optimizer: str = option("adam", "optimiser, made anew for each task", group="training",
                             choices=("adam", "adamw", "sgd"))
     lr: float = option(1e-3, "learning rate", group="training")
     momentum: float = option(0.0, "momentum of sgd", group="training")
     weight_decay: float = option(0.0, "weight decay", group="training")
-    schedule: str = option("constant", "constant, cosine, or steps:E1,E2 (times 0.1 after these epochs)",
+    schedule: str = option("constant", "constant, cosine, steps:E1,E2 (times 0.1 after these epochs), or "
+                           "restarts (warm-up, then cosines of 1, 2, 4... epochs)",
                            group="training")
     epochs: int = option(6, "passes over each task", group="training")
     steps: int | None = option(None, "training steps a task, instead of --epochs", group="training")
     batch: int = option(64, "current images in a batch", group="training")
     replay_batch: int = option(64, "replayed images in a batch", group="training")
     label_smoothing: float = option(0.0, "label smoothing of plain cross entropies", group="training")
+    cflat: bool = option(False, "C-Flat: every step seeks a flat minimum (four forward and backward passes)",
+                         group="training")
+    cflat_rho: float = option(0.2, "C-Flat: radius ρ of its perturbations", group="training")
+    cflat_lambda: float = option(0.2, "C-Flat: weight λ of the first-order flatness", group="training")
+    cflat_first: bool = option(False, "C-Flat in the first task too (its authors start with the second)",
+                               group="training")
 
     device: str = option("auto", "auto, cpu, cuda or mps", group="machine")
     precision: str = option("auto", "auto: bfloat16 where the device has units for it", group="machine",
@@ -123,7 +132,8 @@ class Settings:
         at_least = {"epochs": 1, "batch": 1, "replay_batch": 0, "online_window": 1, "blurry": 0, "seed": 0,
                     "classes_per_task": 1, "images_per_class": 1, "image_size": 4, "spc": 1, "capacity": 1,
                     "steps": 1, "tasks": 1,
-                    "threads": 1, "width": 1, "momentum": 0, "weight_decay": 0, "label_smoothing": 0}
+                    "threads": 1, "width": 1, "momentum": 0, "weight_decay": 0, "label_smoothing": 0,
+                    "cflat_rho": 0, "cflat_lambda": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is not None and value < least:

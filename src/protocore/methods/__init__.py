@@ -13,7 +13,15 @@ from protocore.methods.protocore import ProtoCore
 
 __all__ = ["METHODS", "Batch", "Method", "Tools", "method_named"]
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (Finetune, Joint, ER, ProtoCore)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m
+    for m in (
+        Finetune,
+        Joint,
+        ER,
+        ProtoCore,
+    )
+}
 
 
 def method_named(name: str) -> type[Method]:

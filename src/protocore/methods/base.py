@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocore.backbones import Network
 from protocore.config import Settings
@@ -31,6 +31,9 @@ class Batch:
     labels: Tensor
     rows: Tensor
     first_pass: bool  # whether the task's samples are seen for the first time
+    # What `loss` found out and `after_step` needs (logits of this step, say). Where a step evaluates the loss
+    # several times (--cflat), `after_step` sees those of the first evaluation.
+    notes: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Tools:
     seconds: dict[str, float] = field(default_factory=dict)
     progress: Progress = lambda what, done, of: None
     on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
+    build: Callable[[], Network] | None = None  # makes an untrained network like `net`, without classes
 
     @property
     def allowance(self) -> Allowance:
@@ -54,6 +58,14 @@ class Tools:
 
     def store(self, name: str = "exemplars") -> ExemplarStore:
         return ExemplarStore(self.decoder, name)
+
+    def fresh(self, outputs: int) -> Network:
+        """An untrained network of the same kind, on the device: a proxy or reference model for a selection."""
+        if self.build is None:
+            raise TypeError("these tools were made without `build`, so they cannot make a network")
+        net = self.build()
+        net.grow(outputs)
+        return net.to(self.device)
 
     def view(self, images: Tensor) -> Tensor:
         """An augmented float view of uint8 images, on the device."""
@@ -90,6 +102,8 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     replays: ClassVar[bool] = False  # whether stored exemplars are shown to the network beside current images
     sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
+    outputs: ClassVar[int] = 1  # rows of the head for each class
+    checks: ClassVar[str] = ""  # what stands behind the implementation, for `protocore list methods`
 
     def __init__(self, tools: Tools, options: Any) -> None:
         self.tools = tools
@@ -97,6 +111,7 @@ class Method:
         self.options = options
         self.seen: list[int] = []  # classes of the tasks begun so far, ascending
         self.current: list[int] = []  # classes of the present task
+        self.extra: nn.Module | None = None  # trained with the network, not used to predict (a projection, say)
 
     def wants_training(self, task: Task) -> bool:
         """Whether the network is trained on this task at all."""
@@ -114,6 +129,19 @@ class Method:
 
     def end_task(self, task: Task) -> None:
         """After the last step, while the task's data can still be read."""
+
+    def rehearse(self) -> Task | None:
+        """After `end_task`: data for a second phase of training, of the method's own memory (None: no such phase)."""
+        return None
+
+    def held(self) -> dict[str, int]:
+        """Bytes held only while a task is learned (a copy of the network): shown in the ledger beside the memory."""
+        return {}
+
+    @property
+    def old(self) -> list[int]:
+        """Classes seen before that are not in the present task."""
+        return sorted(set(self.seen) - set(self.current))
 
     def scores(self, x: Tensor) -> Tensor:
         """Class scores (N, classes) of float images; the largest wins."""

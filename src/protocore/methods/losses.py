@@ -15,6 +15,11 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: Tensor, temper
     return F.cross_entropy(logits[:, classes] / temperature, position[labels], label_smoothing=label_smoothing)
 
 
+def distillation(logits: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+    """Cross entropy of softened outputs, mean over the batch, without the factor τ² (Hinton; LwF): both (N, C)."""
+    return F.cross_entropy(logits / temperature, F.softmax(teacher.detach() / temperature, dim=1))
+
+
 def prototype_distances(z: Tensor, prototypes: Tensor) -> Tensor:
     """Squared distances of L2-normalised features and prototypes, (N, P): 2 - 2·cosine."""
     return 2 - 2 * F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T

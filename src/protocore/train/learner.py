@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from protocore.backbones import build_network
+from protocore.backbones import Network, build_network
 from protocore.config import Resolved
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
@@ -36,21 +36,32 @@ class Learner:
     """
 
     def __init__(self, config: Resolved, image_shape: tuple[int, int, int], *,
-                 mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+                 mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
+                 classes: int | None = None) -> None:
         self.config = config
         s = self.settings = config.settings
         torch.manual_seed(s.seed)
         self.machine = machine_for(s)
         self.image_shape = image_shape
-        self.net = build_network(s.backbone, image_shape, width=s.width, norm=s.norm, head=s.head, mean=mean, std=std)
+        if s.full_head and classes is None:
+            raise UserError("--full-head needs to know how many classes there will be, which a learner of one's own "
+                            "tasks does not; leave it out")
+        self._outputs = (classes or 0) if s.full_head else 0
+
+        def build() -> Network:
+            return build_network(s.backbone, image_shape, width=s.width, norm=s.norm, head=s.head, mean=mean, std=std)
+
+        self.net = build()
         self.net.to(self.machine.device)
         if self.machine.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         decoder = decoder_named(s.codec, image_shape)
         space = "raw" if decoder.lossless else "mix" if s.replay_space == "auto" else s.replay_space
         self.tools = Tools(self.net, s, decoder, augmentation(s.augment), self.machine.device, space=space,
-                           on_device=self.machine.images)
+                           on_device=self.machine.images, build=build)
         self.method = method_named(s.method)(self.tools, config.options)
+        if self.method.extra is not None:
+            self.method.extra.to(self.machine.device)
         self.classes_: list[str] = []
         self.tasks_ = 0
         self.seconds: dict[str, float] = {"learn": 0.0}
@@ -69,6 +80,7 @@ class Learner:
         self._fit(task, plan, start, on_step)
         self.finish(task, progress)
         task.close()
+        self._rehearse()
         return self
 
     def learn_window(self, task: Task, *, class_names: Sequence[str] | None = None, on_step: StepHook | None = None,
@@ -82,6 +94,7 @@ class Learner:
         self._fit(task, plan, start, on_step)
         self.finish(task, None)
         task.close()
+        self._rehearse()
 
     def begin(self, task: Task, class_names: Sequence[str] | None = None, *, keep_optimizer: bool = False) -> None:
         """Grow the head, tell the method, make the optimiser."""
@@ -89,14 +102,26 @@ class Learner:
             raise UserError(f"the task's images are {task.image_shape}, this learner was made for {self.image_shape}")
         if not len(task):
             raise UserError("the task holds no images")
-        grow_head(self.net, max(task.classes) + 1, self._optimizer if keep_optimizer else None)
+        classes = max(max(task.classes) + 1, self._outputs)
+        grow_head(self.net, classes * self.method.outputs, self._optimizer if keep_optimizer else None)
         names = class_names or [str(c) for c in range(max(task.classes) + 1)]
         self.classes_ += list(names[len(self.classes_) : max(task.classes) + 1])
         self.method.current = list(task.classes)
         self.method.seen = sorted({*self.method.seen, *task.classes})
         if self._optimizer is None or not keep_optimizer:
-            self._optimizer = make_optimizer(self.net, self.settings)
+            self._optimizer = make_optimizer(self._trained(), self.settings)
         self.method.begin_task(task)
+
+    def _trained(self) -> nn.Module:
+        """Whatever the optimiser moves: the network, and what the method trains beside it."""
+        return self.net if self.method.extra is None else nn.ModuleList([self.net, self.method.extra])
+
+    def _rehearse(self) -> None:
+        """The second phase of a method that has one (Rainbow Memory online): epochs on its memory, in the same loop."""
+        memory = self.method.rehearse()
+        if memory is not None:
+            self._fit(memory, plan_for(memory, self.settings, -self.tasks_), 0, None)
+            memory.close()
 
     def _code(self, task: Task) -> None:
         if self.tools.space != "raw" and self.method.replays:
@@ -180,7 +205,8 @@ class Learner:
         return self.method.state()
 
     def ledger(self) -> Ledger:
-        return ledger_of(self.memory(), {f"decoder {self.tools.decoder.name}": self.tools.decoder.shared_bytes})
+        decoder = self.tools.decoder
+        return ledger_of(self.memory(), {f"decoder {decoder.name}": decoder.shared_bytes} | self.method.held())
 
     def save_memory(self, path: Path) -> None:
         write_atomic(path, serialise(self.memory()))
@@ -188,6 +214,8 @@ class Learner:
     def save(self, path: Path, extra: dict[str, Any] | None = None) -> None:
         """Everything needed to go on, at any step: one safetensors file, written atomically."""
         tensors = {f"net/{k}": v for k, v in self.net.state_dict().items()}
+        if self.method.extra is not None:
+            tensors |= {f"extra/{k}": v for k, v in self.method.extra.state_dict().items()}
         tensors |= {f"method/{k}": v for k, v in self.method.state().items()}
         tensors |= {f"scratch/{k}": v for k, v in self.method.scratch().items()}
         if self._optimizer is not None:
@@ -215,9 +243,11 @@ class Learner:
                 raise DataError(f"{path}: made by another version ({header['format']!r}, this one reads {FORMAT!r})")
             part = {
                 group: {k.removeprefix(group + "/"): v for k, v in tensors.items() if k.startswith(group + "/")}
-                for group in ("net", "method", "scratch", "optimizer")
+                for group in ("net", "extra", "method", "scratch", "optimizer")
             }
             self.net.load_state_dict(part["net"])
+            if self.method.extra is not None:
+                self.method.extra.load_state_dict(part["extra"])
             self.classes_, self.tasks_ = list(header["classes"]), int(header["tasks"])
             self.method.seen, self.method.current = list(header["seen"]), list(header["current"])
             self.seconds, self.tools.seconds = dict(header["seconds"]), dict(header["inner_seconds"])
@@ -227,7 +257,7 @@ class Learner:
             self.method.load_state(part["method"])
             if task is not None:
                 self.method.load_scratch(part["scratch"])
-            self._optimizer = make_optimizer(self.net, self.settings) if header["has_optimizer"] else None
+            self._optimizer = make_optimizer(self._trained(), self.settings) if header["has_optimizer"] else None
             if self._optimizer is not None:
                 state: dict[int, dict[str, Tensor]] = {}
                 for key, value in part["optimizer"].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from protocore.config import Settings
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.methods.base import Batch, Method
+from protocore.train.cflat import flat_step
 from protocore.train.device import Machine
 
 
@@ -92,6 +93,8 @@ def learning_rate(settings: Settings, step: int, plan: Plan) -> float:
     kind, _, milestones = settings.schedule.partition(":")
     if kind == "constant":
         return settings.lr
+    if kind == "restarts":
+        return settings.lr * warm_restarts(step // plan.steps_per_epoch)
     if kind == "cosine":
         return settings.lr * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
     try:
@@ -99,8 +102,18 @@ def learning_rate(settings: Settings, step: int, plan: Plan) -> float:
     except ValueError:
         after = []
     if kind != "steps" or not after:
-        raise UserError(f"--schedule {settings.schedule!r}: give constant, cosine or steps:35,45")
+        raise UserError(f"--schedule {settings.schedule!r}: give constant, cosine, restarts or steps:35,45")
     return settings.lr * 0.1 ** sum(step >= m * plan.steps_per_epoch for m in after)
+
+
+def warm_restarts(epoch: int) -> float:
+    """The factor of an epoch: 0.1, 1, then cosines to 0.01 over 1, 2, 4... epochs (the schedule of Rainbow Memory)."""
+    if epoch < 2:
+        return (0.1, 1.0)[epoch]
+    length, at = 1, epoch - 1  # the first period of one epoch begins with epoch 1
+    while at >= length:
+        at, length = at - length, 2 * length
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * at / length))
 
 
 def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer, machine: Machine, *,
@@ -108,6 +121,8 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
     """Train the method's network on a task from step `start` to the end of the plan."""
     settings, net = method.tools.settings, method.net
     net.train()
+    flat = settings.cflat and (settings.cflat_first or len(method.seen) > len(method.current))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     in_company = any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
     if in_company and plan.samples < 2:
         raise UserError("batch normalisation needs two images or more in a task; use --norm group")
@@ -121,13 +136,22 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
         batch = Batch(images, method.tools.view(shown), labels.to(machine.device), rows,
                       first_pass=step < plan.steps_per_epoch)
         optimizer.zero_grad(set_to_none=True)
-        with machine.autocast():
-            loss = method.loss(batch)
-        loss.backward()
+        if flat:
+            loss = flat_step(lambda batch=batch: _loss(method, machine, replace(batch, notes={})),
+                             lambda batch=batch: _loss(method, machine, batch), net, parameters,
+                             settings.cflat_rho, settings.cflat_lambda)
+        else:
+            loss = _loss(method, machine, batch)
+            loss.backward()
         optimizer.step()
         method.after_step(batch)
         if after_step:
             after_step(step, loss.detach())
+
+
+def _loss(method: Method, machine: Machine, batch: Batch) -> Tensor:
+    with machine.autocast():
+        return method.loss(batch)
 
 
 def _shown(space: str, task: Task, rows: Tensor, images: Tensor) -> Tensor:

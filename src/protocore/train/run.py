@@ -124,7 +124,7 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
     benchmark = benchmark_named(s.benchmark)
     stream = open_stream(s)
     learner = Learner(config, stream.image_shape, mean=benchmark.mean[: stream.image_shape[0]],
-                      std=benchmark.std[: stream.image_shape[0]])
+                      std=benchmark.std[: stream.image_shape[0]], classes=len(stream.class_names))
     job = _Job(learner, stream, Run(), folder, reporter, checkpoint_seconds, stop)
     checkpoint = folder / "checkpoint.safetensors"
     if restart:
