@@ -33,6 +33,30 @@ CODECS = {
     for space in ("mix", "raw", "codec")
 }
 
+# Where condensation starts, how long it lasts, and what else it may match.
+STARTS = {
+    f"{start}-{steps}": f"protocore --start {start} --condense-steps {steps}"
+    for start in ("nearest", "mean", "random") for steps in (0, 10, 50, 200)
+} | {
+    f"{start}-50-{name}": f"protocore --start {start} --condense-steps 50 {flags}"
+    for start in ("nearest", "mean")
+    for name, flags in {"layers": "--match-layers 1", "F": "--condense-perturb", "natural": "--natural 0.1"}.items()
+} | {
+    "nearest-50-sample": "protocore --start nearest --target sample --condense-steps 50",
+    "nearest-50-sample-pixels": "protocore --start nearest --target sample --match-pixels 10 --condense-steps 50",
+    "nearest-50-sample-layers": "protocore --start nearest --target sample --match-layers 1 --condense-steps 50",
+}
+
+# Every method in the room of 20 pictures a class, or with what it keeps instead.
+METHODS = {
+    name: name for name in (
+        "finetune", "er", "der", "derpp", "icarl", "rm", "ocs", "bcsr", "pbcs", "csrel", "onpro", "cflat", "lwf", "ewc",
+        "ldc", "adc", "fecam", "pass", "joint",
+    )
+} | {"protocore": "protocore"}
+WITHOUT_EXEMPLARS = ("finetune", "lwf", "ewc", "ldc", "adc", "fecam", "pass", "joint")
+METHODS = {row: words if row in WITHOUT_EXEMPLARS else f"{words} --spc 20" for row, words in METHODS.items()}
+
 # name of a table -> (benchmark, flags that all its runs share, {row: method and flags}, seeds)
 GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
     "digits": (
@@ -73,6 +97,24 @@ GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
     "cifar100-10-codecs": (
         "cifar100-10", "--preset cpu --memory-format contiguous",
         CODECS,
+        (0, 1, 2),
+    ),
+    "cifar100-10-starts": (
+        "cifar100-10", "--preset cpu --memory-format contiguous --tasks 3 --spc 5 --codec vqgan:4", STARTS, (0,),
+    ),
+    "cifar100-10": ("cifar100-10", "--preset cpu --memory-format contiguous", METHODS, (0, 1, 2)),
+    # The published S-MNIST figures: one pass, each row with the settings that its authors searched for it.
+    "mnist": (
+        "mnist", "--backbone mlp --full-head --optimizer sgd --epochs 1 --batch 10",
+        {
+            "finetune": "finetune --lr 0.03",
+            "er-200": "er --capacity 200 --lr 0.01 --replay-batch 10",
+            "er-500": "er --capacity 500 --lr 0.1 --replay-batch 10",
+            "der-200": "der --capacity 200 --lr 0.03 --replay-batch 10 --alpha 0.2",
+            "der-500": "der --capacity 500 --lr 0.03 --replay-batch 128 --alpha 1.0",
+            "derpp-200": "derpp --capacity 200 --lr 0.03 --replay-batch 128 --alpha 0.2 --beta 1.0",
+            "derpp-500": "derpp --capacity 500 --lr 0.03 --replay-batch 10 --alpha 1.0 --beta 0.5",
+        },
         (0, 1, 2),
     ),
     "cifar10-er": (

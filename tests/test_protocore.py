@@ -196,7 +196,7 @@ def test_the_gradient_is_the_slope_of_the_loss(name, draws_in_turn):
     gradients = torch.autograd.grad(mine.method.loss(batch), parameters, allow_unused=True)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
     length = math.sqrt(sum(float(g.square().sum()) for g in filled))
-    step, values = 3e-3, []
+    step, values = 5e-4, []
     for sign in (1, -2):  # one step up, two down: the loss on both sides
         with torch.no_grad():
             for p, g in zip(parameters, filled, strict=True):

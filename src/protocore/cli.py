@@ -65,6 +65,12 @@ def _dispatch(words: list[str]) -> int:
     show.add_argument("--all", action="store_true", help="every setting, also those left at their default")
     show.add_argument("--json", action="store_true", help="for programs")
     show.set_defaults(do=_show)
+    health = commands.add_parser("health", help="how good and how private the exemplars of a finished run are")
+    health.add_argument("run", type=Path, help="a run's folder")
+    health.add_argument("--data-root", help="folder of the data sets (else PROTOCORE_DATA)")
+    health.add_argument("--steps", type=int, default=600, help="training steps of the fresh network (600)")
+    health.add_argument("--json", action="store_true", help="for programs")
+    health.set_defaults(do=_health)
     _add_data(commands)
     add_pack(commands)
     add_decoder(commands)
@@ -222,6 +228,9 @@ def _draw(learner: Learner, result: dict[str, Any], folder: Path) -> None:
 
     figures.accuracy_curves([result], folder / "accuracy.png")
     figures.matrix_heatmap(result, folder / "matrix.png")
+    if "steps" in (records := learner.method.records()):
+        figures.condensation_figure({k: v.numpy() for k, v in records.items()}, folder / "condensation.png",
+                                    learner.classes_)
     for store in learner.method.stores():
         if len(store):
             name = store.name.replace(" ", "-")
@@ -381,6 +390,27 @@ def _show(arguments: argparse.Namespace) -> int:
     console.print(f"Again: {result['command']}", soft_wrap=True, highlight=False)
     if Path(arguments.run).is_dir():
         _name_files(console, Path(arguments.run))
+    return 0
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from protocore.bench.health import health
+    from protocore.bench.tables import health_table
+
+    if arguments.steps < 1:
+        raise UserError(f"--steps {arguments.steps} must be at least 1")
+    report = health(arguments.run, data_root=arguments.data_root, steps=arguments.steps)
+    if arguments.json:
+        print(json.dumps(report))
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    console.print(health_table(report))
+    console.print(f"A network trained on the data just now ({report['fresh_steps']} steps) gets "
+                  f"{report['fresh_network_test_accuracy']:.1f} % of the test pictures right.", highlight=False)
+    for name in ("health.json", "health.png"):
+        console.print(f"  {arguments.run / name}", soft_wrap=True)
     return 0
 
 

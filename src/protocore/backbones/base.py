@@ -15,6 +15,8 @@ MAX_GROUPS = 8
 class Backbone(nn.Module):
     """Images (N, C, H, W) to features (N, dim): `stages` in a row, the last of them giving the features."""
 
+    xavier_head = False  # whether rows of the head start by Xavier's rule, with no bias, as the stages do
+
     def __init__(self, stages: nn.Sequential, dim: int) -> None:
         super().__init__()
         self.stages = stages

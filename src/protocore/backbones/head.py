@@ -18,19 +18,21 @@ class GrowingHead(nn.Module):
     """Features (N, dim) to logits (N, classes), starting with no class at all.
 
     "linear" is w·z + b; "cosine" is scale · cos(w, z) with a learnt scale. Growing replaces the parameters,
-    so an optimiser made before must be told of the new ones.
+    so an optimiser made before must be told of the new ones. New rows start as torch's linear layers do, or by
+    `xavier`'s rule with no bias.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
     scale: nn.Parameter | None
 
-    def __init__(self, dim: int, kind: str = "linear") -> None:
+    def __init__(self, dim: int, kind: str = "linear", *, xavier: bool = False) -> None:
         super().__init__()
         if kind not in HEADS:
             raise UserError(f"head: {kind!r} is not known; choose one of {', '.join(HEADS)}")
         self.dim = dim
         self.kind = kind
+        self.xavier = xavier
         linear = kind == "linear"
         self.weight = nn.Parameter(torch.empty(0, dim))
         self.bias = nn.Parameter(torch.empty(0)) if linear else None
@@ -50,6 +52,10 @@ class GrowingHead(nn.Module):
             return False
         # drawn on the CPU whatever the device, so that a seed means the same weights everywhere
         fresh = nn.Linear(self.dim, extra, bias=self.bias is not None)
+        if self.xavier:
+            nn.init.xavier_uniform_(fresh.weight)
+            if self.bias is not None:
+                nn.init.zeros_(fresh.bias)
         self._append(fresh.weight, fresh.bias)
         return True
 

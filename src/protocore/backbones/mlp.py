@@ -12,6 +12,8 @@ from protocore.backbones.base import Backbone, ImageShape
 class MLP(Backbone):
     """Pixels, `width` units, `width` units; the features are the second hidden layer."""
 
+    xavier_head = True
+
     def __init__(self, image_shape: ImageShape, *, width: int = 100) -> None:
         first = nn.Sequential(nn.Flatten(), _xavier(math.prod(image_shape), width), nn.ReLU(inplace=True))
         second = nn.Sequential(_xavier(width, width), nn.ReLU(inplace=True))

@@ -36,7 +36,7 @@ class Network(nn.Module):
         if bool((self.std <= 0).any()):
             raise UserError(f"std: every channel needs a value above 0, got {list(std or ())}")
         self.backbone = backbone
-        self.head = GrowingHead(backbone.dim, head)
+        self.head = GrowingHead(backbone.dim, head, xavier=backbone.xavier_head)
 
     @property
     def dim(self) -> int:

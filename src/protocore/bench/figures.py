@@ -288,6 +288,67 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
         figure.text(edge / width, 1 - edge / height, title, va="top", fontsize=10, fontweight="bold")
 
 
+def pairs_grid(rows: Sequence[tuple[str, Sequence[tuple[Any, Any]]]], path: Path, title: str) -> None:
+    """A row a name: pairs of uint8 pictures (C, H, W) side by side, a space between two pairs."""
+    if not rows:
+        raise UserError("there are no pictures to draw")
+    flat = [np.asarray(picture) for _, pairs in rows for pair in pairs for picture in pair]
+    big = iter(_enlarged(np.stack(flat), 64))
+    side = _enlarged(flat[0][None], 64).shape[1]
+    wide, pairs_most = _enlarged(flat[0][None], 64).shape[2], max(len(pairs) for _, pairs in rows)
+    gap, edge, top = 6, 28, 90
+    names = [_short(name, 40) for name, _ in rows]
+    name_width = int(0.62 * 8 / 72 * DPI * max(len(n) for n in names)) + 14
+    pair_width = 2 * wide + 3 + 3 * gap
+    block = name_width + pairs_most * pair_width
+    blocks = _blocks(len(rows), block, side + gap)
+    deep = -(-len(rows) // blocks)
+    width = max(2 * edge + blocks * block, 2 * edge + int(len(title) * 17))
+    height = top + deep * (side + gap) + edge
+    canvas = np.full((height, width, 3), 255, np.uint8)
+    with _figure(path, (width + 0.5) / DPI, (height + 0.5) / DPI) as figure:
+        for k, (name, (_, pairs)) in enumerate(zip(names, rows, strict=True)):
+            left, y = edge + (k // deep) * block + name_width, top + (k % deep) * (side + gap)
+            for j in range(len(pairs)):
+                for place in (0, 1):
+                    x = left + j * pair_width + place * (wide + 3)
+                    canvas[y : y + side, x : x + wide] = next(big)
+            figure.text((left - 14) / width, 1 - (y + side / 2) / height, name, ha="right", va="center", fontsize=8)
+        figure.figimage(canvas, zorder=-1)
+        figure.text(edge / width, 1 - edge / height, title, va="top", fontsize=10, fontweight="bold")
+
+
+def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequence[str], most: int = 10) -> None:
+    """t-SNE of a condensation: real features as dots, the way of each exemplar, its start (ring) and its end (star)."""
+    from sklearn.manifold import TSNE
+
+    real, labels, of = (np.asarray(records[k]) for k in ("real", "real labels", "labels"))
+    steps = np.asarray(records["steps"])[:, : len(of)]
+    classes = np.unique(of)[:most]
+    keep = np.concatenate([np.flatnonzero(labels == c)[:100] for c in classes])
+    mine = np.concatenate([np.flatnonzero(of == c)[:2] for c in classes])
+    at = np.unique(np.linspace(0, len(steps) - 1, 12).round().astype(int))
+    ways = steps[at][:, mine]
+    every = np.concatenate([real[keep], ways.reshape(-1, ways.shape[-1])])
+    every = every / np.maximum(np.linalg.norm(every, axis=1, keepdims=True), 1e-12)
+    flat = TSNE(perplexity=min(30, (len(every) - 1) / 3), random_state=0, init="pca").fit_transform(every)
+    dots, paths = flat[: len(keep)], flat[len(keep) :].reshape(len(at), len(mine), 2)
+    with _figure(path, 8, 6.4) as figure:
+        ax = figure.add_subplot()
+        for i, c in enumerate(classes):
+            colour = f"C{i % 10}"
+            here = labels[keep] == c
+            ax.scatter(*dots[here].T, s=8, alpha=0.35, color=colour, linewidths=0, label=_short(str(class_names[c])))
+            for j in np.flatnonzero(of[mine] == c):
+                ax.plot(*paths[:, j].T, color=colour, lw=1.2)
+                ax.scatter(*paths[0, j], s=40, facecolors="white", edgecolors=colour, zorder=3)
+                ax.scatter(*paths[-1, j], s=110, marker="*", color=colour, edgecolors="black", linewidths=0.6, zorder=4)
+        ax.set(xticks=[], yticks=[])
+        ax.set_title("condensation under the network's features (t-SNE): ring start, star end", loc="left", fontsize=10)
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.tight_layout()
+
+
 def _enlarged(images: np.ndarray, least: int, most: int = 128) -> np.ndarray:
     """(N, H, W, 3) at a whole multiple of the size, so that pixels stay square; large pictures are averaged down."""
     x = np.moveaxis(images, 1, 3)

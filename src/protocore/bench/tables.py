@@ -85,8 +85,34 @@ def ledger_table(result: dict[str, Any]) -> Table:
     table.add_row("sum", "", f"{sum(e['bytes'] for e in own):,}", style="bold")
     if shared:
         table.add_section()
+        pays = result.get("decoder_pays_from")
         for e in shared:
-            table.add_row(escape(f"shared: {e['name']}"), f"{e['rows']:,}", f"{e['bytes']:,}")
+            if e["name"].startswith("decoder"):
+                note = f" (pays from {pays} classes)" if pays else ""
+                table.add_row(escape(f"shared: {e['name']}{note}"), f"{e['rows']:,}", f"{e['bytes']:,}")
+            else:
+                table.add_row(escape(e["name"]), f"{e['rows']:,}", f"{e['bytes']:,}")
+    return table
+
+
+def health_table(report: dict[str, Any]) -> Table:
+    """A row a class and the mean of each origin; distances of pictures in hundredths of the pixel range."""
+    table = _table("Health of the exemplars")
+    table.add_column("class")
+    for heading in ("origin", "num-\nber", "to pro-\ntotype", "present\nnet", "fresh\nnet", "to nearest\npicture",
+                    "between\npictures"):
+        table.add_column(heading, justify="right")
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        right = [f"{100 * row[f'{who}_right']:.0f} %" for who in ("present", "fresh")]
+        return [f"{row['to_prototype']:.3f}", *right, f"{100 * row['nearest_training']:.1f}",
+                f"{100 * row['between_training']:.1f}"]
+
+    for row in report["classes"]:
+        table.add_row(escape(row["name"]), row["origin"], str(row["exemplars"]), *cells(row))
+    table.add_section()
+    for origin, row in report["mean"].items():
+        table.add_row("mean", origin, "", *cells(row), style="bold")
     return table
 
 

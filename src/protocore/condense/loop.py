@@ -12,14 +12,20 @@ from torch import Tensor
 
 from protocore.decoders.base import Decoder
 
+Maps = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # images to features and flattened maps of the layers below
+_SIDE = 4  # pixels: larger maps are averaged down to this, so that a goal takes little room
+
 
 @dataclass(frozen=True)
 class Weights:
-    """Coefficients of the three condensation losses; 0 switches one off."""
+    """Coefficients of the condensation losses, the paper's three first; 0 switches one off."""
 
     cur_syn: float = 1.0
     pre_syn: float = 0.1
     shift: float = 0.1
+    layers: float = 0.0  # maps of the layers before the features
+    pixels: float = 0.0  # squared difference to the picture that the exemplar stands for
+    natural: float = 0.0  # distance of z to the latents that can be stored
 
 
 DEFAULT = Weights()
@@ -33,6 +39,8 @@ class Goals:
     previous: Tensor  # (m, d) f(ŝ^c) of the stored exemplar of the same class
     anchor: Tensor  # (m, d) p̂^c, the stored real prototype of the class
     labels: Tensor  # (m,)
+    layers: Tensor | None = None  # (m, D) what `maps` should give
+    images: Tensor | None = None  # (m, C, H, W) pictures to stay near
 
 
 @dataclass
@@ -54,6 +62,18 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return (F.normalize(a[given], dim=1) - F.normalize(b[given], dim=1)).square().sum() / len(a)
 
 
+def flat_maps(layers: list[Tensor]) -> Tensor:
+    """The maps of all layers but the last, each averaged to 4x4, flattened, of length 1: (N, D)."""
+    maps = [m for m in layers[:-1] if m.ndim == 4]
+    small = [F.adaptive_avg_pool2d(m, (min(m.shape[2], _SIDE), min(m.shape[3], _SIDE))) for m in maps]
+    return unit_maps([m.flatten(1) for m in small])
+
+
+def unit_maps(maps: list[Tensor]) -> Tensor:
+    """One row of several maps; squared distances of rows are then means over the layers."""
+    return torch.cat([F.normalize(m, dim=1) for m in maps], 1) / len(maps) ** 0.5 if maps else torch.empty(0, 0)
+
+
 def condensation_loss(features: Tensor, goals: Goals, weights: Weights) -> Tensor:
     """L_cur_syn + α1·L_pre_syn + α2·L_shift (paper eq. 1-4).
 
@@ -70,26 +90,45 @@ def condensation_loss(features: Tensor, goals: Goals, weights: Weights) -> Tenso
 
 def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tensor, goals: Goals, *,
              weights: Weights = DEFAULT, steps: int = 50, lr: float = 0.1,
-             perturb: Callable[[Tensor], Tensor] | None = None, record: bool = False,
+             perturb: Callable[[Tensor], Tensor] | None = None, maps: Maps | None = None, record: bool = False,
              progress: Callable[[int, int], None] | None = None) -> Condensed:
     """Minimise the condensation loss over z (AdamW, cosine annealing), the network frozen.
 
     Quantising is straight-through, so what is optimised is what will be stored. `perturb` draws an image
-    transform of F at every step.
+    transform of F at every step; `maps` looks at several layers (used where `weights.layers` is set). Through a
+    decoder without gradients nothing can be optimised: the start is what is stored.
     """
+    def look(images: Tensor) -> tuple[Tensor, Tensor | None]:
+        if maps is None or not weights.layers or goals.layers is None:
+            return features(images), None
+        return maps(images)
+
+    steps = steps if decoder.differentiable else 0
     z = start.detach().clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=lr)
 
+    def matched(stored: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        images = decoder.decode(stored)
+        seen, below = look(images if transform is None else transform(images))
+        loss = condensation_loss(seen, goals, weights)
+        if below is not None and goals.layers is not None:
+            loss = loss + weights.layers * (below - goals.layers).square().sum(1).mean()
+        if weights.pixels and goals.images is not None:
+            loss = loss + weights.pixels * (images - goals.images).square().mean()
+        return loss, seen
+
     def stored_loss() -> float:
         with torch.no_grad():
-            return float(condensation_loss(features(decoder.decode(decoder.quantise(z))), goals, weights))
+            return float(matched(decoder.quantise(z))[0])
 
     result = Condensed(z.detach(), stored_loss(), 0.0)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        images = decoder.decode(decoder.quantise(z))
-        seen = features(images if perturb is None else perturb(images))
-        loss = condensation_loss(seen, goals, weights)
+        stored = decoder.quantise(z)
+        loss, seen = matched(stored, perturb)
+        if weights.natural:
+            near = stored.detach()
+            loss = loss + weights.natural * (z - near).square().mean() / near.square().mean().clamp_min(1e-12)
         # The sum over exemplars: AdamW's ε must not weigh more when there are many of them.
         (z.grad,) = torch.autograd.grad(len(z) * loss, z)
         optimiser.step()
@@ -97,6 +136,8 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
             result.trace.append(seen.detach())
         if progress:
             progress(step + 1, steps)
-    result.z = decoder.quantise(z).detach()
-    result.after = stored_loss()
+    if steps:
+        result.after, result.z = stored_loss(), decoder.quantise(z).detach()
+    else:  # as it was: a codec of pictures must not code twice what it stores once
+        result.after = result.before
     return result

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from protocore.condense.loop import Condensed, Goals, Weights, condense
+from protocore.condense.loop import Condensed, Goals, Maps, Weights, condense
 from protocore.condense.targets import Targets
 from protocore.decoders.base import Decoder
+from protocore.errors import UserError
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
 
-STARTS = ("random", "mean", "nearest")
+STARTS = ("auto", "random", "mean", "nearest")
+ORIGINS = ("auto", "coded", "synthetic")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,18 @@ class Recipe:
     init_scale: float
     perturb: Callable[[Tensor], Tensor] | None
     refresh: bool
+    target: str = "centre"  # or "sample": the features of the picture that the exemplar starts at
+    record: bool = False
+
+
+def start_for(origin: str, start: str) -> str:
+    """The start that goes with the origin: only one that no single picture goes into gives synthetic exemplars."""
+    if start == "auto":
+        return "mean" if origin == "synthetic" else "nearest"
+    if origin != "auto" and (start == "nearest") != (origin == "coded"):
+        raise UserError(f"--exemplars {origin} and --start {start} exclude each other: an exemplar that starts at a "
+                        "real picture is a coded one, one that starts at random codes or a class mean a synthetic one")
+    return start
 
 
 class CondensedMemory:
@@ -40,25 +55,36 @@ class CondensedMemory:
         origin = "coded" if recipe.start == "nearest" else "synthetic"
         self.exemplars = ExemplarStore(decoder, f"{origin} exemplars")
         self.prototypes = PrototypeStore(dim, dtype)
+        self.records: dict[str, Tensor] = {}
 
     def start(self, targets: Targets, images_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The latents that condensation starts from, one a target; `images_of` reads float images by row."""
         if self.recipe.start == "random":
-            return self.recipe.init_scale * torch.randn(len(targets.labels), *self.decoder.latent_shape)
+            return self.decoder.random(len(targets.labels), self.recipe.init_scale)
         if self.recipe.start == "nearest":
             return self.decoder.encode(images_of(targets.nearest))
-        means = [images_of(member.nonzero().flatten()).mean(0) for member in targets.members]
-        return self.decoder.encode(torch.stack(means))
+        return torch.stack([self._mean_latent(member.nonzero().flatten(), images_of) for member in targets.members])
+
+    def _mean_latent(self, rows: Tensor, images_of: Callable[[Tensor], Tensor]) -> Tensor:
+        parts = [self.decoder.encode(images_of(part)).sum(0) for part in rows.split(256)]
+        return torch.stack(parts).sum(0) / len(rows)
 
     def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Tensor, per_class: int,
-              progress: Callable[[int, int], None] | None = None) -> Condensed:
-        """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them."""
-        goals = self._goals(features, targets)
+              progress: Callable[[int, int], None] | None = None, *, maps: Maps | None = None,
+              layers: Tensor | None = None, images: Tensor | None = None) -> Condensed:
+        """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them.
+
+        `layers` and `images` are further goals of the targets: what `maps` should say of them, and their pictures.
+        """
+        goals = replace(self._goals(features, targets), layers=layers, images=images)
         if self.recipe.refresh:
-            goals, start = self._with_the_others(features, goals, start)
+            goals, start = self._with_the_others(features, goals, start, maps)
         r = self.recipe
         made = condense(features, self.decoder, start, goals, weights=r.weights, steps=r.steps, lr=r.lr,
-                        perturb=r.perturb, progress=progress)
+                        perturb=r.perturb, maps=maps, record=r.record, progress=progress)
+        if r.record and made.trace:
+            self.records = {"steps": torch.stack(made.trace).cpu(), "targets": goals.target.cpu(),
+                            "labels": goals.labels.cpu()}
         self.exemplars.drop_classes(goals.labels.unique().cpu())
         slots = torch.arange(len(self.exemplars), len(self.exemplars) + len(goals.labels))
         self.exemplars.put_latents(slots, made.z, goals.labels)
@@ -79,21 +105,28 @@ class CondensedMemory:
                 anchor[rows] = self.prototypes.get([label]).to(anchor)
         return Goals(targets.features, previous, anchor, targets.labels)
 
-    def _with_the_others(self, features: Callable[[Tensor], Tensor], goals: Goals,
-                         start: Tensor) -> tuple[Goals, Tensor]:
+    def _with_the_others(self, features: Callable[[Tensor], Tensor], goals: Goals, start: Tensor,
+                         maps: Maps | None) -> tuple[Goals, Tensor]:
         """Old classes have no data: they hold on to what their exemplars say now, and to their prototypes."""
         rest = torch.isin(self.exemplars.labels, goals.labels.cpu(), invert=True).nonzero().flatten()
         if not len(rest):
             return goals, start
         old = self.exemplars.at(rest)
         anchor = self.prototypes.get(old.labels.tolist()).to(goals.target)
+        images = old.images.to(anchor.device).float() / 255
+        layers = goals.layers
+        if layers is not None and maps is not None:
+            with torch.no_grad():
+                layers = torch.cat([layers, cast(Tensor, maps(images)[1])])
         joined = Goals(
             torch.cat([goals.target, torch.full_like(anchor, float("nan"))]),
             torch.cat([goals.previous, self._seen(features, old.images, anchor.device)]),
             torch.cat([goals.anchor, anchor]),
             torch.cat([goals.labels, old.labels.to(goals.labels)]),
+            layers,
+            None if goals.images is None else torch.cat([goals.images, images.to(goals.images)]),
         )
-        return joined, torch.cat([start, self.decoder.encode(old.images.float() / 255).to(start)])
+        return joined, torch.cat([start, self.exemplars.latents(rest).to(start)])
 
     @staticmethod
     @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -22,6 +23,7 @@ class Decoder(ABC):
 
     def __init__(self, image_shape: ImageShape) -> None:
         self.image_shape = image_shape
+        self.codec = self.name  # as --codec would say it, with its number
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
@@ -30,6 +32,10 @@ class Decoder(ABC):
     @abstractmethod
     def quantise(self, z: Tensor) -> Tensor:
         """The nearest latent that can be stored; gradients pass straight through."""
+
+    def random(self, count: int, scale: float) -> Tensor:
+        """Latents that no picture went into: noise of this standard deviation, or random codes where it has them."""
+        return scale * torch.randn(count, *self.latent_shape)
 
     @abstractmethod
     def decode(self, z: Tensor) -> Tensor:

@@ -385,6 +385,12 @@ class VQGANDecoder(Decoder):
     def quantise(self, z: Tensor) -> Tensor:
         return self.model.quantiser(z, self.stages)[0]
 
+    def random(self, count: int, scale: float) -> Tensor:
+        """Every code equally likely at every place; `scale` has no meaning here."""
+        _, height, width = self.latent_shape
+        found = torch.randint(self.config.codes, (count, self.stages, height, width))
+        return self.model.quantiser.lookup(found.to(self.model.quantiser.codes.device)).cpu()
+
     def decode(self, z: Tensor) -> Tensor:
         _, height, width = self.image_shape
         return self.model.decoder(z)[..., :height, :width].clamp(0, 1)

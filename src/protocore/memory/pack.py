@@ -124,11 +124,11 @@ def write_pack(path: Path, tensors: Mapping[str, Tensor], *, class_names: Sequen
     """Write a method's `state()`. The same memory gives the same bytes: nothing depends on the time or the place."""
     held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     groups = {
-        name: Group(decoder.name, decoder.digest, _origin(name, decoder.lossless),
+        name: Group(decoder.codec, decoder.digest, _origin(name, decoder.lossless),
                     None if f"{name}/lengths" in held else decoder.exemplar_bytes)
         for name in _groups_in(held)
     }
-    shared = [Entry(f"decoder {decoder.name}", decoder.shared_bytes, 1, shared=True)] if groups else []
+    shared = [Entry(f"decoder {decoder.codec}", decoder.shared_bytes, 1, shared=True)] if groups else []
     ledger = Ledger(tuple(e for e in shared if e.bytes))
     channels, height, width = decoder.image_shape
     return save_pack(path, _sealed(held, Info((channels, height, width), tuple(class_names), groups, method, ledger)))
@@ -786,6 +786,8 @@ def _merged_prototypes(a: Pack, b: Pack, renumber: NDArray[np.int64]) -> dict[st
     mine, other = ({k: t for k, t in p.tensors.items() if _prefix(k) == "prototypes"} for p in (a, b))
     if not other:
         return mine
+    if mine:
+        mine, other = _halves(mine), _halves(other)
     new = renumber[_ints(other["prototypes/labels"])]
     if not mine:
         order = np.argsort(new)
@@ -810,6 +812,16 @@ def _merged_prototypes(a: Pack, b: Pack, renumber: NDArray[np.int64]) -> dict[st
     order = np.argsort(labels)
     features = np.concatenate([first, second[only]])[order]
     return {"prototypes/features": torch.from_numpy(features), "prototypes/labels": _narrow(labels[order])}
+
+
+def _halves(prototypes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Prototypes in int8 as float16, which have means; others as they are."""
+    kept = dict(prototypes)
+    features, steps = kept["prototypes/features"], kept.get("prototypes/steps")
+    if features.dtype == torch.int8 and steps is not None:
+        del kept["prototypes/steps"]
+        kept["prototypes/features"] = (features.float() * steps.float()[:, None]).half()
+    return kept
 
 
 def _exemplars_of(pack: Pack) -> NDArray[np.int64]:

@@ -10,11 +10,14 @@ from torch import Tensor
 from protocore.errors import DataError
 from protocore.memory.store import smallest_dtype
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 
 
 class PrototypeStore:
-    """Prototypes by class. They are rounded to `dtype` when they are set: what is used is what is stored."""
+    """Prototypes by class. They are rounded to `dtype` when they are set: what is used is what is stored.
+
+    int8 keeps each vector in steps of its largest entry / 127, and that step as a float16 beside it.
+    """
 
     def __init__(self, dim: int, dtype: str = "float16", name: str = "prototypes") -> None:
         self.dim = dim
@@ -33,24 +36,40 @@ class PrototypeStore:
         return sorted(self._vectors)
 
     def set(self, labels: list[int], vectors: Tensor) -> None:
-        for label, vector in zip(labels, vectors.detach().cpu(), strict=True):
-            self._vectors[label] = vector.to(self._dtype, copy=True)
+        rounded = self._decoded(*self._encoded(vectors.detach().cpu().float()))
+        for label, vector in zip(labels, rounded, strict=True):
+            self._vectors[label] = vector.clone()
 
     def get(self, labels: list[int]) -> Tensor:
         """float32 (len(labels), dim)."""
-        return torch.stack([self._vectors[label] for label in labels]).float()
+        return torch.stack([self._vectors[label] for label in labels])
+
+    def _encoded(self, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Vectors in the stored type, and the float16 steps that int8 needs."""
+        if self._dtype != torch.int8:
+            return vectors.to(self._dtype), None
+        step = (vectors.abs().amax(1) / 127).clamp(min=2.0**-24).half()  # a vector of zeros has a step too
+        scaled = vectors / step.float()[:, None]
+        return scaled.round().clamp(-127, 127).to(torch.int8), step
+
+    @staticmethod
+    def _decoded(stored: Tensor, step: Tensor | None) -> Tensor:
+        return stored.float() if step is None else stored.float() * step.float()[:, None]
 
     def class_bytes(self, classes: int) -> int:
-        return self.dim * self._dtype.itemsize + smallest_dtype(max(classes - 1, 0)).itemsize
+        step = 2 if self._dtype == torch.int8 else 0
+        return self.dim * self._dtype.itemsize + step + smallest_dtype(max(classes - 1, 0)).itemsize
 
     def tensors(self) -> dict[str, Tensor]:
         if not self._vectors:
             return {}
         labels = self.classes
-        return {
-            f"{self.name}/features": torch.stack([self._vectors[label] for label in labels]),
+        features, step = self._encoded(self.get(labels))
+        kept = {
+            f"{self.name}/features": features,
             f"{self.name}/labels": torch.tensor(labels).to(smallest_dtype(labels[-1])),
         }
+        return kept | ({} if step is None else {f"{self.name}/steps": step})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._vectors = {}
@@ -60,4 +79,8 @@ class PrototypeStore:
         if features.shape != (len(labels), self.dim):
             raise DataError(f"the memory's prototypes have shape {tuple(features.shape)}, expected "
                             f"{(len(labels), self.dim)}")
-        self.set(labels.tolist(), features)
+        step = tensors.get(f"{self.name}/steps")
+        if (step is None) != (features.dtype != torch.int8) or (step is not None and len(step) != len(labels)):
+            raise DataError(f"the memory's prototypes are {features.dtype}, which "
+                            f"{'needs' if step is None else 'has no use for'} one step a vector")
+        self._vectors = dict(zip(labels.tolist(), self._decoded(features, step).clone(), strict=True))

@@ -167,6 +167,12 @@ class ExemplarStore:
         return Drawn(self.images.index_select(0, slots), self.labels.index_select(0, slots), slots,
                      {name: self.column(name).index_select(0, slots) for name in self._columns})
 
+    def latents(self, slots: Tensor) -> Tensor:
+        """The latents that are stored, exactly: nothing is coded again."""
+        if self.decoder.lossless:
+            return self.decoder.encode(self.images[slots].float() / 255)
+        return self.decoder.from_bytes([self._stored[i] for i in slots.tolist()])
+
     def draw(self, n: int) -> Drawn:
         """min(n, all) exemplars, uniformly without replacement."""
         return self.at(torch.randperm(len(self))[:n])
@@ -200,6 +206,14 @@ class ExemplarStore:
             size = math.ceil(sum(lengths) / len(lengths)) + smallest_dtype(max(lengths)).itemsize
         columns = sum(v[:1].numel() * v.element_size() for v in self._columns.values())
         return size + smallest_dtype(max(classes - 1, 0)).itemsize + columns
+
+    def saved_bytes(self) -> int:
+        """What the pixels of these exemplars would take, less what their codes take."""
+        if self.decoder.lossless:
+            return 0
+        lengths = [len(s) for s in self._stored]
+        width = 0 if self.decoder.exemplar_bytes is not None else smallest_dtype(max(lengths, default=0)).itemsize
+        return len(self) * (math.prod(self.decoder.image_shape) - width) - sum(lengths)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is kept, as it is written to disk."""

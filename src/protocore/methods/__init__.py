@@ -5,11 +5,26 @@ from __future__ import annotations
 import difflib
 
 from protocore.errors import UserError
+from protocore.methods.adc import ADC
 from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.bcsr import BCSR
+from protocore.methods.cflat import CFlat
+from protocore.methods.csrel import CSReL
+from protocore.methods.der import DER, DERpp
 from protocore.methods.er import ER
+from protocore.methods.ewc import EWC
+from protocore.methods.fecam import FeCAM
 from protocore.methods.finetune import Finetune
+from protocore.methods.icarl import ICaRL
 from protocore.methods.joint import Joint
+from protocore.methods.ldc import LDC
+from protocore.methods.lwf import LwF
+from protocore.methods.ocs import OCS
+from protocore.methods.onpro import OnPro
+from protocore.methods.pass_ import PASS
+from protocore.methods.pbcs import PBCS
 from protocore.methods.protocore import ProtoCore
+from protocore.methods.rm import RainbowMemory
 
 __all__ = ["METHODS", "Batch", "Method", "Tools", "method_named"]
 
@@ -19,6 +34,22 @@ METHODS: dict[str, type[Method]] = {
         Finetune,
         Joint,
         ER,
+        DER,
+        DERpp,
+        EWC,
+        LwF,
+        CFlat,
+        ICaRL,
+        RainbowMemory,
+        OnPro,
+        OCS,
+        CSReL,
+        BCSR,
+        PBCS,
+        FeCAM,
+        PASS,
+        LDC,
+        ADC,
         ProtoCore,
     )
 }

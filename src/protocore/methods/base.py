@@ -151,6 +151,10 @@ class Method:
         """The exemplar stores, to be looked at."""
         return []
 
+    def records(self) -> dict[str, Tensor]:
+        """What a figure wants to know and the memory does not keep: a file of its own in the run folder."""
+        return {}
+
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive the task, as it is stored: the ledger counts these bytes."""
         return {}

@@ -47,6 +47,13 @@ def prototype_loss(z: Tensor, labels: Tensor, prototypes: Tensor, prototype_labe
     return (torch.logsumexp(others, 1) - pull).mean()
 
 
+def radius(z: Tensor, labels: Tensor) -> Tensor:
+    """√ of the mean over classes of trace(Cov_c)/d, as in PASS: one scalar for all classes and dimensions."""
+    classes, counts = labels.unique(return_counts=True)
+    spread = [z[labels == c].var(0).mean() for c in classes[counts > 1]]
+    return torch.stack(spread).mean().sqrt() if spread else torch.zeros((), device=z.device)
+
+
 def class_means(z: Tensor, labels: Tensor, classes: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mean feature of each class over the rows in `keep`, (C, d), and how many rows there were, (C,)."""
     member = (labels[None, :] == classes[:, None]).to(z.dtype)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.condense.loop import Weights
-from protocore.condense.memory import STARTS, CondensedMemory, Recipe
-from protocore.condense.targets import believed, make_targets
-from protocore.config import option
+from protocore.condense.loop import Weights, flat_maps
+from protocore.condense.memory import ORIGINS, STARTS, CondensedMemory, Recipe, start_for
+from protocore.condense.targets import Targets, believed, make_targets
+from protocore.config import flag, option
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss
+from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss, radius
 from protocore.methods.replay import Replay, sample_of
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
@@ -47,14 +47,23 @@ class ProtoCoreOptions:
     noise: str = option("auto", "σ of the feature noise in L_task_pre; auto: estimated in the first task (PASS)")
     filter: bool = option(True, "leave misclassified samples out of the prototypes")
     real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)")
-    start: str = option("nearest", "where z starts: random, the mean image of the centre's samples, or the sample "
-                        "nearest to the centre", choices=STARTS)
+    exemplars: str = option("auto", "coded ones start at a real picture and are compressed real pictures; synthetic "
+                            "ones start at random codes or a mean (auto: what --start says, else coded)",
+                            choices=ORIGINS)
+    start: str = option("auto", "where z starts: random codes, the mean latent of the centre's samples, or the sample "
+                        "nearest to the centre (auto: nearest if coded, mean if synthetic)", choices=STARTS)
+    target: str = option("centre", "what features match: the centre of the class, or the very sample that a coded "
+                         "exemplar starts at (feature-aware coding)", choices=("centre", "sample"))
+    match_layers: float = option(0.0, "weight of matching the maps of the layers below the features, too")
+    match_pixels: float = option(0.0, "weight of staying near the pixels of the sample (coded exemplars)")
+    natural: float = option(0.0, "weight of staying near latents that can be stored")
     condense_steps: int = option(50, "steps of condensation")
     condense_lr: float = option(0.02, "learning rate of condensation (AdamW)")
     condense_perturb: bool = option(False, "condense under the transforms of F")
     init_scale: float = option(1e-4, "standard deviation of a random start")
     refresh: bool = option(False, "after each task condense the exemplars of all seen classes again")
-    prototype_dtype: str = option("float16", "how prototypes are stored", choices=("float16", "float32"))
+    prototype_dtype: str = option("float16", "how prototypes are stored", choices=("float16", "float32", "int8"))
+    record: bool = option(False, "keep every step of the last task's condensation in the run folder (records)")
     prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes")
 
 
@@ -80,9 +89,14 @@ class ProtoCore(Method):
         super().__init__(tools, options)
         o = options
         self.perturb = tools.augment if o.perturb == "auto" else augmentation(o.perturb)
-        weights = Weights(o.cur_syn, o.pre_syn, o.shift)
-        recipe = Recipe(weights, o.condense_steps, o.condense_lr, o.start, o.init_scale,
-                        self.perturb if o.condense_perturb else None, o.refresh)
+        start = start_for(o.exemplars, o.start)
+        for wish in ("target", "match_pixels"):
+            if start != "nearest" and getattr(o, wish) not in ("centre", 0.0):
+                raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
+                                "for no single picture")
+        weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
+        recipe = Recipe(weights, o.condense_steps, o.condense_lr, start, o.init_scale,
+                        self.perturb if o.condense_perturb else None, o.refresh, o.target, o.record)
         self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
         self.real = Replay(tools, "class", "real exemplars") if o.real else None
@@ -90,6 +104,7 @@ class ProtoCore(Method):
         self.table = torch.empty(0, self.net.dim), torch.empty(0, dtype=torch.int64)
         self.about = 0.0
         self.steps = 0
+        self.kept_records: dict[str, Tensor] = {}
 
     # -- learning (Alg. 2 and 5) ---------------------------------------------------------------------------
 
@@ -176,13 +191,39 @@ class ProtoCore(Method):
                 self.sigma = radius(z, labels)[None].cpu()
             classes, per_class = list(task.classes), self.per_class(task)
             targets = make_targets(z, labels, classes, per_class, keep)
+            if self.options.target == "sample":
+                targets = replace(targets, features=z[targets.nearest])
             start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
+            pictures = to_float(task.take(targets.nearest.cpu())) if self.options.match_pixels else None
             self.net.eval()
-            self.condensed.renew(self.net.features, targets, self.tools.on_device(start), per_class,
-                                 lambda done, of: self.tools.progress("condensing", done, of))
+            made = self.condensed.renew(
+                self.net.features, targets, self.tools.on_device(start), per_class,
+                lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
+                layers=self.layer_goals(task, targets) if self.options.match_layers else None,
+                images=None if pictures is None else self.tools.on_device(pictures))
             self.net.train()
+            if self.options.record:
+                self.kept_records = self.condensed.records | {
+                    "real": z.cpu(), "real labels": labels.cpu(), "losses": torch.tensor([made.before, made.after])}
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), keep)
             self.condensed.prototypes.set(classes, means)
+
+    def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, and the maps of the layers below them as one row an image."""
+        layers = self.net.layers(x)
+        return layers[-1], flat_maps(layers)
+
+    @torch.no_grad()
+    def layer_goals(self, task: Task, targets: Targets) -> Tensor:
+        """Maps of the samples that each exemplar stands for: their mean, or those of the one sample."""
+        if self.options.target == "sample":
+            return self.maps(self.tools.on_device(to_float(task.take(targets.nearest.cpu()))))[1]
+        goal, members = torch.zeros(0), targets.members.float()
+        for rows in torch.arange(len(task)).split(256):
+            maps = self.maps(self.tools.on_device(to_float(task.take(rows))))[1]
+            part = members[:, rows.to(members.device)] @ maps
+            goal = part if not len(goal) else goal + part
+        return goal / members.sum(1, keepdim=True)
 
     @torch.no_grad()
     def features_of(self, images: Tensor) -> Tensor:
@@ -202,6 +243,9 @@ class ProtoCore(Method):
         return self.tools.allowance.per_class(classes, row, other, tensors=9)
 
     # -- what is kept --------------------------------------------------------------------------------------
+
+    def records(self) -> dict[str, Tensor]:
+        return self.kept_records
 
     def stores(self) -> list[ExemplarStore]:
         return [self.exemplars] + ([self.real.store] if self.real else [])
@@ -225,13 +269,6 @@ class ProtoCore(Method):
         self.steps = int(scratch["steps"])
         if self.real:
             self.real.load_scratch(scratch)
-
-
-def radius(z: Tensor, labels: Tensor) -> Tensor:
-    """√ of the mean over classes of trace(Cov_c)/d, as in PASS: one scalar for all classes and dimensions."""
-    classes, counts = labels.unique(return_counts=True)
-    spread = [z[labels == c].var(0).mean() for c in classes[counts > 1]]
-    return torch.stack(spread).mean().sqrt() if spread else torch.zeros((), device=z.device)
 
 
 def _sigma(noise: str) -> float:

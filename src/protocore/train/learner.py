@@ -206,7 +206,7 @@ class Learner:
 
     def ledger(self) -> Ledger:
         decoder = self.tools.decoder
-        return ledger_of(self.memory(), {f"decoder {decoder.name}": decoder.shared_bytes} | self.method.held())
+        return ledger_of(self.memory(), {f"decoder {decoder.codec}": decoder.shared_bytes} | self.method.held())
 
     def save_memory(self, path: Path) -> None:
         write_atomic(path, serialise(self.memory()))

@@ -18,7 +18,7 @@ from protocore.config import Resolved, Settings, convert, flag, read_config_file
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
-from protocore.memory.ledger import read_tensors, write_json
+from protocore.memory.ledger import read_tensors, serialise, write_atomic, write_json
 from protocore.memory.pack import write_pack
 from protocore.methods import method_named
 from protocore.train.device import peak_bytes, resident_bytes
@@ -108,6 +108,13 @@ class Run:
         self.resident.append(resident_bytes())
 
 
+def learner_for(config: Resolved, stream: Stream) -> Learner:
+    """A learner for this benchmark's images."""
+    benchmark, channels = benchmark_named(config.settings.benchmark), stream.image_shape[0]
+    return Learner(config, stream.image_shape, mean=benchmark.mean[:channels], std=benchmark.std[:channels],
+                   classes=len(stream.class_names))
+
+
 def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, checkpoint_seconds: float = 30,
         restart: bool = False, stop: Callable[[], bool] | None = None,
         finished: Callable[[Learner, dict[str, Any]], None] | None = None) -> dict[str, Any]:
@@ -121,10 +128,8 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
     for wish, name in ((s.online, "online"), (s.blurry, "blurry"), (not s.online, "offline")):
         if wish and name not in fits:
             raise UserError(f"{s.method} does not fit {name} learning; it fits {', '.join(fits)}")
-    benchmark = benchmark_named(s.benchmark)
     stream = open_stream(s)
-    learner = Learner(config, stream.image_shape, mean=benchmark.mean[: stream.image_shape[0]],
-                      std=benchmark.std[: stream.image_shape[0]], classes=len(stream.class_names))
+    learner = learner_for(config, stream)
     job = _Job(learner, stream, Run(), folder, reporter, checkpoint_seconds, stop)
     checkpoint = folder / "checkpoint.safetensors"
     if restart:
@@ -144,11 +149,21 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
     write_pack(folder / "memory.pack", learner.memory(), class_names=learner.classes_, decoder=learner.tools.decoder,
                method=s.method)
     learner.save(folder / "learner.safetensors")
+    if records := learner.method.records():
+        write_atomic(folder / "records.safetensors", serialise(records))
     if finished:
         finished(learner, result)
     write_json(folder / "result.json", result)
     checkpoint.unlink(missing_ok=True)
     return result
+
+
+def _pays_from(learner: Learner) -> int | None:
+    """Classes from which the decoder's own bytes are less than what it saves, with exemplars as there are now."""
+    stores, decoder = learner.method.stores(), learner.tools.decoder
+    classes = len({c for store in stores for c in store.classes.tolist()})
+    saved = sum(store.saved_bytes() for store in stores)
+    return -(-decoder.shared_bytes * classes // saved) if saved > 0 and decoder.shared_bytes else None
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -282,6 +297,7 @@ class _Job:
             "per_class": self.run.per_class,
             "ledger": learner.ledger().to_json(),
             "bytes_kept": learner.ledger().total,
+            "decoder_pays_from": _pays_from(learner),
             "bytes_after_each_task": self.run.kept,
             "seconds": {k: round(v, 3) for k, v in seconds.items()},
             "images_per_second": round(learner.images_learned / max(learner.seconds["learn"], 1e-9), 1),

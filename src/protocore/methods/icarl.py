@@ -1,0 +1,185 @@
+"""iCaRL: sigmoid outputs with distillation, herded exemplars, nearest mean of exemplars (Rebuffi et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protocore.config import option
+from protocore.data.augment import to_float
+from protocore.data.stream import Task
+from protocore.methods.base import Batch, Tools
+from protocore.methods.coreset import Coreset, Pool
+from protocore.methods.losses import class_means
+from protocore.methods.means import at_home, by_class, nearest_mean_scores
+from protocore.methods.previous import Previous
+from protocore.methods.selection import herding, rank_in_class
+
+SHOWN = 64  # images of a class that has no exemplars yet, whose mean stands for it while its first task is open
+
+
+@dataclass(frozen=True)
+class ICaRLOptions:
+    """How exemplars are shown, and how their means are taken."""
+
+    flip: str = option("auto", "whether the class means take in the exemplars' mirror images, as its authors', who "
+                       "train with such images (auto: where --augment has flip)", choices=("auto", "on", "off"))
+    mix: str = option("batch", "exemplars beside each batch: --replay-batch of them, or as many as one shuffled set of "
+                      "new images and exemplars would bring (share)", choices=("batch", "share"))
+
+
+def icarl_targets(labels: Tensor, outputs: int, old: Tensor, teacher: Tensor | None) -> Tensor:
+    """What each sigmoid is to say, (N, outputs): the label's one-hot, and for `old` classes what the teacher says.
+
+    The teacher's word counts for exemplars too: for an image of an old class the label itself is not used.
+    """
+    targets = F.one_hot(labels, outputs).to(torch.float32)
+    if teacher is not None:
+        targets[:, old] = teacher[:, old].sigmoid().to(targets)
+    return targets
+
+
+def icarl_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross entropy, the mean over the batch and over all outputs."""
+    return F.binary_cross_entropy_with_logits(logits.float(), targets)
+
+
+class ICaRL(Coreset):
+    """New classes learned as one-hot targets, old ones from the network before the task; prediction by class means."""
+
+    name = "icarl"
+    paper = "Rebuffi et al. 2017, iCaRL: Incremental Classifier and Representation Learning"
+    checks = "herding, loss, gradient and class means against the formulas; digits end to end"
+    Options = ICaRLOptions
+    defaults: ClassVar = {"spc": 20}
+    # The authors' CIFAR-100 run. The rate of 2 belongs to a mean over 100 outputs, hence the full head; they add
+    # 1e-5·Σθ² to the loss, which is a weight decay of 2e-5.
+    presets: ClassVar = {
+        "paper": {"optimizer": "sgd", "lr": 2.0, "momentum": 0.9, "weight_decay": 2e-5, "schedule": "steps:49,63",
+                  "epochs": 70, "batch": 128, "full_head": True, "mix": "share"},
+    }
+
+    options: ICaRLOptions
+
+    def __init__(self, tools: Tools, options: ICaRLOptions) -> None:
+        super().__init__(tools, options)
+        mirrored = "flip" in [word.strip() for word in tools.settings.augment.split(",")]
+        self.flips = options.flip == "on" or (options.flip == "auto" and mirrored)
+        self.previous = Previous()
+        self.task: Task | None = None
+        self.home: list[int] = []
+        self.samples = 0
+        self.shown = torch.empty(0, dtype=torch.int64)  # rows of the task that the network has seen
+        self.cached: tuple[tuple[int, ...], Tensor, Tensor] | None = None
+
+    # -- learning ------------------------------------------------------------------------------------------
+
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        self.task, self.home, self.samples, self.shown = task, at_home(task), len(task), self.shown[:0]
+        if self.taught():
+            self.previous.freeze(self.net)
+
+    def taught(self) -> list[int]:
+        """Classes learned from the old network: those learned before, but for the ones that the task is about.
+
+        Where classes return (blurry, online), a visitor with few images is held like an old class.
+        """
+        return [c for c in self.store.classes.tolist() if c not in self.home]
+
+    def loss(self, batch: Batch) -> Tensor:
+        drawn = self.draw(self.beside(len(batch.labels)))
+        x, labels = batch.x, batch.labels
+        if drawn is not None:
+            x = torch.cat([x, self.tools.view(drawn.images)])
+            labels = torch.cat([labels, drawn.labels.to(labels.device)])
+        old = torch.tensor(self.taught(), dtype=torch.int64, device=labels.device)
+        teacher = self.previous.logits(x) if len(old) else None
+        return icarl_loss(self.net(x), icarl_targets(labels, self.net.classes, old, teacher))
+
+    def beside(self, new: int) -> int:
+        """Exemplars shown with this many new images."""
+        if self.options.mix == "batch":
+            return self.tools.settings.replay_batch
+        return int(len(self.store) * new / self.samples + float(torch.rand(())))  # rounded by chance: right on average
+
+    def after_step(self, batch: Batch) -> None:
+        if batch.first_pass:
+            self.shown = torch.cat([self.shown, batch.rows.cpu()])
+
+    def end_task(self, task: Task) -> None:
+        super().end_task(task)
+        self.previous.drop()
+        self.task, self.shown, self.cached = None, self.shown[:0], None
+
+    @torch.no_grad()
+    def select(self, pool: Pool, per_class: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Herding of each class, on normalised features of un-augmented images."""
+        phi = torch.cat([F.normalize(self.net.features(x).float(), dim=1).cpu() for _, x, _ in pool.batches()])
+        classes, chosen = pool.labels.unique().tolist(), []
+        for done, label in enumerate(classes):
+            of_class = (pool.labels == label).nonzero().flatten()
+            chosen.append(of_class[herding(phi[of_class], per_class)])
+            self.tools.progress("herding", done + 1, len(classes))
+        return torch.cat(chosen), {}
+
+    # -- predicting ----------------------------------------------------------------------------------------
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Minus the squared distance to each class's mean; before there is any mean, the outputs."""
+        classes, means = self.means()
+        if not len(classes):
+            return self.net(x)
+        return by_class(nearest_mean_scores(self.net.features(x), means), classes.tolist(), self.net.classes)
+
+    @torch.no_grad()
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Classes, and the mean normalised feature of each one's exemplars as the network of this moment sees them."""
+        state = self.net.state_dict().values()
+        now = (len(self.shown), *(t._version for t in state))  # changes with the network, so that means never go stale
+        if self.cached is None or self.cached[0] != now:
+            images, labels = self.shown_images()
+            images, labels = torch.cat([self.store.images, images]), torch.cat([self.store.labels, labels])
+            was_training = self.net.training
+            self.net.eval()
+            z = []
+            for part in images.split(256):
+                views = [part, part.flip(3)] if self.flips else [part]
+                both = [self.net.features(self.tools.on_device(to_float(view))).float() for view in views]
+                z.append(torch.stack([F.normalize(f, dim=1).cpu() for f in both]).mean(0))
+            self.net.train(was_training)
+            classes = labels.unique()
+            means = class_means(torch.cat(z), labels, classes)[0] if z and len(labels) else torch.empty(0)
+            self.cached = now, classes, means
+        return self.cached[1:]
+
+    def shown_images(self) -> tuple[Tensor, Tensor]:
+        """Of classes without exemplars, the last images seen: an online run is measured before its window ends."""
+        if self.task is None:
+            return self.store.images[:0], self.store.labels[:0]
+        labels = self.task.labels_of(self.shown)
+        last = rank_in_class(labels.flip(0)).flip(0) < SHOWN
+        rows = self.shown[last & torch.isin(labels, self.store.classes, invert=True)]
+        take = self.task.take_coded if self.tools.space == "codec" else self.task.take
+        return take(rows), self.task.labels_of(rows)
+
+    # -- what is kept --------------------------------------------------------------------------------------
+
+    def held(self) -> dict[str, int]:
+        return self.previous.held()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state(state)
+        self.cached = None
+
+    def scratch(self) -> dict[str, Tensor]:
+        return self.previous.scratch() | {"shown": self.shown}
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        self.previous.load_scratch(scratch, self.net)
+        self.shown = scratch["shown"]

@@ -1,0 +1,109 @@
+"""LDC: a linear map from old to new features, fitted on current images, moves old means (Gomez-Villa et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protocore.config import option
+from protocore.data.stream import Task
+from protocore.errors import UserError
+from protocore.methods.base import Tools
+from protocore.methods.drift import Drift, DriftOptions
+
+
+def with_one(a: Tensor, bias: bool) -> Tensor:
+    """Rows with a 1 at the end, if the map has a bias."""
+    return torch.cat([a, a.new_ones(len(a), 1)], 1) if bias else a
+
+
+def moments(old: Tensor, new: Tensor, bias: bool = False) -> tuple[Tensor, Tensor]:
+    """AᵀA and BᵀA of old features A and new ones B: all that a least-squares map needs to know, in float64."""
+    a, b = with_one(old.cpu().double(), bias), new.cpu().double()
+    return a.T @ a, b.T @ a
+
+
+def ridge_map(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """The map P (d, d), or (d, d+1) with a bias, that minimises ‖P A - B‖² + λ‖P - I‖²; the bias is free.
+
+    λ is `ridge` times the mean of the old features' squares. Where the data say nothing, P is the identity.
+    """
+    d = len(cross)
+    penalty = torch.zeros_like(gram)
+    penalty.diagonal()[:d] = ridge * gram.diagonal()[:d].mean()
+    # P = I + (B - A)ᵀA (AᵀA + λ)⁻¹
+    inverse = torch.linalg.pinv(gram + penalty, hermitian=True)
+    return torch.eye(*cross.shape, dtype=gram.dtype) + (cross - gram[:d]) @ inverse
+
+
+def apply_map(weights: Tensor, prototypes: Tensor) -> Tensor:
+    """P p for each prototype (C, d)."""
+    bias = weights.shape[1] > prototypes.shape[1]
+    return (with_one(prototypes.cpu().double(), bias) @ weights.T).float()
+
+
+@dataclass(frozen=True)
+class LDCOptions(DriftOptions):
+    """How the map is fitted."""
+
+    fit: str = option("ridge", "least squares in closed form, held to the identity, or the published projector "
+                      "trained by Adam", choices=("ridge", "adam"))
+    fit_bias: bool = option(False, "let the map have a bias")
+    ridge: float = option(1e-3, "how strongly the map is held to the identity, against the mean square of a feature")
+    ridge_views: int = option(2, "ridge: augmented views of each image")
+    adam_epochs: int = option(20, "adam: passes over the task")
+    adam_lr: float = option(1e-3, "adam: learning rate")
+
+
+class LDC(Drift):
+    """After each task p_c ← P p_c for old classes; P minimises ‖P f_old(x) - f_new(x)‖² over the task's images."""
+
+    name = "ldc"
+    paper = "Gomez-Villa et al. 2024, Exemplar-free Continual Representation Learning via Learnable Drift Compensation"
+    Options = LDCOptions
+    checks = "recovers, composes and keeps linear maps; digits end to end"
+
+    def __init__(self, tools: Tools, options: LDCOptions) -> None:
+        super().__init__(tools, options)
+        self.how = options
+        for name, least in (("ridge", 0), ("ridge_views", 1), ("adam_epochs", 1), ("adam_lr", 0)):
+            if (value := getattr(options, name)) < least:
+                raise UserError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+
+    def moved(self, task: Task, classes: list[int], z: Tensor) -> Tensor:
+        weights = self.closed_form(task) if self.how.fit == "ridge" else self.projector(task)
+        return apply_map(weights, self.means.get(classes))
+
+    @torch.no_grad()
+    def pairs(self, task: Task, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Old and new features of the same augmented views."""
+        for rows in order.split(size):
+            x = self.tools.view(self.images(task, rows))
+            yield self.previous.features(x), self.net.features(x)
+
+    def closed_form(self, task: Task) -> Tensor:
+        gram = cross = torch.zeros(())
+        views = self.how.ridge_views
+        for done in range(views):
+            for old, new in self.pairs(task, torch.arange(len(task)), 256):
+                more = moments(old, new, self.how.fit_bias)
+                gram, cross = gram + more[0], cross + more[1]
+            self.tools.progress("fitting the drift", done + 1, views)
+        return ridge_map(gram, cross, self.how.ridge)
+
+    def projector(self, task: Task) -> Tensor:
+        o = self.how
+        linear = nn.Linear(self.net.dim, self.net.dim, bias=o.fit_bias).to(self.tools.device)
+        optimizer = torch.optim.Adam(linear.parameters(), lr=o.adam_lr)
+        for done in range(o.adam_epochs):
+            for old, new in self.pairs(task, torch.randperm(len(task)), 128):
+                optimizer.zero_grad(set_to_none=True)
+                F.mse_loss(linear(old), new).backward()
+                optimizer.step()
+            self.tools.progress("fitting the drift", done + 1, o.adam_epochs)
+        weight = linear.weight.detach().cpu().double()
+        return weight if linear.bias is None else torch.cat([weight, linear.bias.detach().cpu().double()[:, None]], 1)

@@ -1,0 +1,85 @@
+"""Learning without Forgetting: the network before the task is its teacher on the task's own images (Li, Hoiem 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from protocore.config import option
+from protocore.data.stream import Task
+from protocore.errors import UserError
+from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.losses import distillation, masked_cross_entropy
+from protocore.methods.previous import Previous
+
+
+@dataclass(frozen=True)
+class LwFOptions:
+    """The two terms of the loss."""
+
+    weight: float = option(3.0, "weight λ of the distillation (3 in PyCIL, 10 in LDC and ADC; with --current seen 0.5 "
+                           "to 3)")
+    temperature: float = option(2.0, "temperature τ of the distillation")
+    current: str = option("new", "classes that compete in the cross entropy: those of the task (new), or all seen",
+                          choices=("new", "seen"))
+
+
+class LwF(Method):
+    """L = CE(z, y) + λ · H(softmax(z_old/τ), softmax(z/τ)), the second term over the classes known before the task."""
+
+    name = "lwf"
+    paper = "Li, Hoiem 2016, Learning without Forgetting"
+    Options = LwFOptions
+    presets: ClassVar = {
+        "paper": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
+    }
+    checks = "oracles of the paper's formulas; digits end to end"
+
+    options: LwFOptions
+
+    def __init__(self, tools: Tools, options: LwFOptions) -> None:
+        super().__init__(tools, options)
+        if options.weight < 0:
+            raise UserError(f"--weight {options.weight} must be 0 or more")
+        if options.temperature <= 0:
+            raise UserError(f"--temperature {options.temperature} must be more than 0")
+        self.previous = Previous()
+        self.known: list[int] = []  # classes that the teacher learned: all seen before this task, returning or not
+
+    def begin_task(self, task: Task) -> None:
+        if self.known:
+            self.previous.freeze(self.net)
+
+    def loss(self, batch: Batch) -> Tensor:
+        logits = self.net(batch.x)
+        loss = self.task_loss(logits, batch.labels)
+        if self.known and self.options.weight:
+            teacher = self.previous.logits(batch.x)[:, self.known]
+            loss = loss + self.options.weight * distillation(logits[:, self.known], teacher, self.options.temperature)
+        return loss
+
+    def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of current data over the classes that compete."""
+        rivals = torch.tensor(self.current if self.options.current == "new" else self.seen, device=labels.device)
+        return masked_cross_entropy(logits, labels, rivals, label_smoothing=self.tools.settings.label_smoothing)
+
+    def end_task(self, task: Task) -> None:
+        self.previous.drop()
+        self.known = list(self.seen)
+
+    def held(self) -> dict[str, int]:
+        return self.previous.held()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.known = list(self.seen)  # between two tasks that is all of them; inside one `load_scratch` says better
+
+    def scratch(self) -> dict[str, Tensor]:
+        return self.previous.scratch() | {"known": torch.tensor(self.known, dtype=torch.int64)}
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        self.known = scratch["known"].tolist()
+        self.previous.load_scratch(scratch, self.net)

@@ -1,0 +1,214 @@
+"""OnPro: online prototypes that are kept in equilibrium, and a replay that favours close pairs (Wei et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protocore.config import flag, option
+from protocore.data.stream import Task
+from protocore.errors import UserError
+from protocore.memory.store import Drawn, ExemplarStore
+from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.onpro_losses import (
+    Mixed,
+    base_shares,
+    distort,
+    equilibrium,
+    expand,
+    expand_labels,
+    instance_memory,
+    instance_new,
+    mix,
+    mixed_cross_entropy,
+    pair_counts,
+    pair_probabilities,
+    pair_shares,
+    prototypes_of,
+    random_slots,
+    similarity,
+)
+from protocore.methods.replay import Replay
+
+PROJECTION = 128  # dimensions of the projection, where the features have as many
+
+
+@dataclass(frozen=True)
+class OnProOptions:
+    """Temperatures, replay and mixup; the values of the released code for CIFAR-100 and TinyImageNet."""
+
+    proto_temperature: float = option(0.5, "temperature of the prototypes' equilibrium (OPE)")
+    instance: bool = option(True, "the contrast of instances (INS): most of the cost")
+    instance_temperature: float = option(0.07, "temperature of the contrast of instances")
+    variants: int = option(16, "rearrangements of each image in the contrast of instances, 1 to 16 (images that are "
+                           "not square: to 8)")
+    similarity: float = option(1.0, "weight of the similarities after the first task (CIFAR-10: 0.5)")
+    mixup_p: float = option(0.2, "probability of mixup (CIFAR-10: 0.6)")
+    base_rate: float = option(0.9, "part of the replay batch that does not come from close pairs (CIFAR-10: 0.75)")
+    base_gate: str = option("twice", "whether that part asks --mixup-p for the batch and for each image, as the "
+                            "released code does, or once for each image", choices=("twice", "once"))
+    pair_rule: str = option("inverse", "probability of a pair of prototypes: softmax of 1/distance (released code) or "
+                            "of -distance (paper)", choices=("inverse", "exponential"))
+    replay_per_class: int = option(7, "a replay batch has at most this many images times the classes seen")
+    fill: str = option("auto", "what is kept: a reservoir over the stream, or one in each class (auto: by class "
+                       "with --spc, else over the stream)", choices=("auto", "stream", "class"))
+
+    def __post_init__(self) -> None:
+        ranges = {"variants": (1, 16), "mixup_p": (0, 1), "base_rate": (0, 1), "replay_per_class": (1, 10**6)}
+        for name, (least, most) in ranges.items():
+            if not least <= getattr(self, name) <= most:
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be from {least} to {most}")
+        for name in ("proto_temperature", "instance_temperature"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be more than 0")
+
+
+class OnPro(Method):
+    """CE + INS + OPE. After the first task the classifier learns from replayed, mixed images only."""
+
+    name = "onpro"
+    paper = "Wei et al. 2023, Online Prototype Learning for Online Continual Learning"
+    keeps = "exemplars"
+    replays = True
+    checks = "oracles of its losses, expansion and pair counts; digits end to end"
+    Options = OnProOptions
+    defaults: ClassVar = {"spc": 20, "lr": 5e-4, "weight_decay": 1e-4}
+    presets: ClassVar = {
+        "paper": {"optimizer": "adam", "lr": 5e-4, "weight_decay": 1e-4, "augment": "none"},
+        # Two of the sixteen variants: a step takes about 5 times as long as one of experience replay, not 35 times.
+        # Its few hundred steps want the learning rate of the preset, twice the published one.
+        "cpu": {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4, "variants": 2},
+    }
+
+    def __init__(self, tools: Tools, options: OnProOptions) -> None:
+        super().__init__(tools, options)
+        _, height, width = self.net.image_shape
+        if options.instance and options.variants > 8 and height != width:
+            raise UserError(f"--variants {options.variants} turns images by 90°, which {width}x{height} pixels do not "
+                            "allow; give --variants 8")
+        self.memory = Replay(tools, options.fill)
+        self.extra = self.projection = nn.Linear(self.net.dim, min(PROJECTION, self.net.dim))
+        self.later = False  # whether the first task is over
+        self.forget_prototypes()
+
+    def forget_prototypes(self) -> None:
+        self.prototypes = torch.empty(0, self.projection.out_features), torch.empty(0, dtype=torch.int64)
+
+    def begin_task(self, task: Task) -> None:
+        """Prototypes of the task before would be stale, so its first step goes without feedback.
+
+        Online, windows do not tell tasks apart: the first task lasts until a window's classes are not those that
+        came before. In a blurry stream that tells nothing, and the first task is the first window.
+        """
+        s, stored = self.tools.settings, set(self.memory.store.classes.tolist())
+        others = set(self.seen) != set(self.current) or not stored >= set(self.current)
+        self.later = bool(stored) and (not s.online or s.blurry > 0 or others)
+        self.forget_prototypes()
+        self.memory.make_room(len(self.seen), task)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch) -> Tensor:
+        o, x, y = self.options, batch.x, batch.labels
+        drawn = self.draw()
+        replayed = None if drawn is None else self.tools.view(drawn.images)
+        mixed = self.feedback(drawn, replayed) if drawn is not None and replayed is not None and self.later else None
+        variants = o.variants if o.instance else 1
+        contrasted = [x] if mixed is None or not o.instance else [x, mixed.x]
+        pairs = [torch.cat([r, distort(r)]) for r in (expand(images, variants) for images in contrasted)]
+        features = self.net.features(torch.cat(pairs)).float()
+        # The rule of CE: current images in the first task, later only replayed ones.
+        target = mixed or Mixed(x, y, y, torch.zeros(len(y)))
+        rest = [distort(target.x)] if replayed is None else [replayed, distort(replayed), distort(target.x)]
+        others = self.net.features(torch.cat(rest)).float()
+        with torch.autocast(x.device.type, enabled=False):  # a temperature of 0.07 leaves no room for rounding
+            logits = self.net.logits(others[-len(target.x) :])
+            loss = mixed_cross_entropy(logits, target.first.to(y), target.second.to(y), target.share.to(logits),
+                                       self.tools.settings.label_smoothing)
+            z = F.normalize(self.projection(features), dim=1)
+            now, half = len(y), variants * len(y)
+            first, second, _ = prototypes_of(z[:now], z[half : half + now], y)
+            loss = loss + equilibrium(first, second, o.proto_temperature)
+            if drawn is not None:
+                before, n = F.normalize(self.projection(others[: 2 * len(drawn)]), dim=1), len(drawn)
+                first, second, classes = prototypes_of(before[:n], before[n:], drawn.labels.to(y))
+                loss = loss + equilibrium(first, second, o.proto_temperature)
+                batch.notes |= {"prototypes": (first + second).detach() / 2, "classes": classes}
+            return loss + self.instances(z, features, y, mixed) if o.instance else loss
+
+    def instances(self, z: Tensor, features: Tensor, labels: Tensor, mixed: Mixed | None) -> Tensor:
+        """INS of the current images, and after the first task of the replayed ones."""
+        o, f = self.options, F.normalize(features, dim=1)
+        end, weight = 2 * o.variants * len(labels), o.similarity if self.later else 1.0
+
+        def sim(part: slice) -> Tensor:
+            begin = int(torch.randint(max(f.shape[1] - z.shape[1], 1), ()))
+            return similarity(z[part], f[part], begin, weight)
+
+        twins, same = instance_new(sim(slice(end)), expand_labels(labels, self.net.classes, o.variants),
+                                   o.instance_temperature)
+        if mixed is None:
+            return twins + same
+        numbers = expand_labels(mixed.numbers().to(labels), len(mixed.x), o.variants)
+        return twins + same + instance_memory(sim(slice(end, None)), numbers, o.instance_temperature)
+
+    def draw(self) -> Drawn | None:
+        n = self.tools.settings.replay_batch
+        return self.memory.draw(min(n, self.options.replay_per_class * len(self.seen)) if self.later else n)
+
+    def feedback(self, drawn: Drawn, x: Tensor) -> Mixed:
+        """APF: a part of the replay batch mixed within itself, the rest pairs of classes that are close."""
+        o, store, (means, classes) = self.options, self.memory.store, self.prototypes
+        if not len(classes):
+            return Mixed(x, drawn.labels, drawn.labels, torch.zeros(len(drawn)))
+        there = torch.isin(classes, store.classes)
+        means, classes = means[there], classes[there]
+        count = len(drawn) if len(classes) < 2 else int(len(drawn) * o.base_rate)
+        base, partner = torch.randperm(len(drawn))[:count], torch.randperm(count)
+        share = base_shares(count, o.mixup_p, o.base_gate)
+        first = drawn.labels[base]
+        result = Mixed(mix(x[base], x[base][partner], share), first, first[partner], share)
+        if count == len(drawn):
+            return result
+        counts = pair_counts(pair_probabilities(means, o.pair_rule), len(drawn) - count)
+        pairs = classes[torch.triu_indices(len(classes), len(classes), 1)].repeat_interleave(counts, 1)
+        one, other = (self.tools.view(store.at(random_slots(store.labels, c)).images) for c in pairs)
+        share = pair_shares(counts, o.mixup_p)
+        close = Mixed(mix(one, other, share), pairs[0], pairs[1], share)
+        return Mixed(*(torch.cat(both) for both in zip(result, close, strict=True)))
+
+    def after_step(self, batch: Batch) -> None:
+        if "prototypes" in batch.notes:
+            self.prototypes = batch.notes["prototypes"].cpu(), batch.notes["classes"].cpu()
+        # Each sample is offered once, in the first pass: later passes would fill slots with copies.
+        if batch.first_pass:
+            self.memory.offer(batch.images, batch.labels.cpu())
+
+    def end_task(self, task: Task) -> None:
+        self.memory.settle()
+
+    # -- what is kept ----------------------------------------------------------------------------------------
+
+    def stores(self) -> list[ExemplarStore]:
+        return [self.memory.store]
+
+    def state(self) -> dict[str, Tensor]:
+        return self.memory.tensors()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.memory.load(state)
+
+    def scratch(self) -> dict[str, Tensor]:
+        mine = {"prototypes": self.prototypes[0], "prototype classes": self.prototypes[1],
+                "later": torch.tensor([self.later])}
+        return self.memory.scratch() | mine
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        self.prototypes = scratch["prototypes"], scratch["prototype classes"]
+        self.later = bool(scratch["later"])
+        self.memory.load_scratch(scratch)

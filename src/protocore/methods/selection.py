@@ -1,0 +1,48 @@
+"""Shared by selections: herding, ranks within a class, equal shares. Pure functions; indices come on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def herding(features: Tensor, count: int) -> Tensor:
+    """Rows of (n, d) in order of priority: each one brings the mean of those chosen nearest to the mean of all.
+
+    The k-th choice minimises ‖μ - (S + φ_i)/k‖ over the rows not chosen yet, S being the sum of the choices before
+    (iCaRL, Algorithm 4, where the φ_i have unit length: normalising is the caller's part). Any prefix of the order is
+    the selection of that size. Of equal rows the first wins; more than n are not there to be chosen.
+    """
+    phi = features.detach().cpu().double()
+    mean, chosen_sum = phi.mean(0), phi.new_zeros(phi.shape[1])
+    squared = phi.square().sum(1)
+    order = torch.empty(min(max(count, 0), len(phi)), dtype=torch.int64)
+    for k in range(len(order)):
+        # ‖kμ - S - φ_i‖² without the part that is the same for all i
+        distance = squared - 2 * phi @ ((k + 1) * mean - chosen_sum)
+        distance[order[:k]] = torch.inf
+        order[k] = distance.argmin()
+        chosen_sum += phi[order[k]]
+    return order
+
+
+def rank_in_class(labels: Tensor) -> Tensor:
+    """How many rows of the same class come before each row."""
+    labels = labels.cpu()
+    order = labels.argsort(stable=True)
+    _, counts = labels.unique(return_counts=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(labels)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return rank
+
+
+def fair_share(labels: Tensor, order: Tensor, total: int) -> Tensor:
+    """`total` rows, every class with as many as any other as far as it has them, the first of each class in `order`.
+
+    `order` names rows of `labels`, the most wanted first. Class sizes of the outcome differ by one at most, but for
+    classes that are exhausted; who gets the odd ones is decided by `order` too. The first of every class come first,
+    then the second of every class, and so on, so that each prefix is a fair share as well.
+    """
+    order = order.cpu()
+    return order[rank_in_class(labels.cpu()[order]).argsort(stable=True)[: max(total, 0)]]

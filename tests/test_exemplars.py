@@ -1,0 +1,303 @@
+"""Exemplars through a decoder: where they start, what else they may match, what is said of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from protocore.backbones import build_network
+from protocore.bench.health import health
+from protocore.cli import main
+from protocore.condense.loop import Goals, Weights, condense, flat_maps
+from protocore.condense.memory import CondensedMemory, Recipe, start_for
+from protocore.condense.targets import Targets
+from protocore.decoders import decoder_named
+from protocore.decoders.pixels import Pixels
+from protocore.decoders.training import train_decoder
+from protocore.decoders.vqgan import VQGANConfig
+from protocore.errors import DataError, UserError
+from protocore.memory.ledger import read_tensors
+from protocore.memory.pack import read_pack
+from protocore.memory.prototypes import PrototypeStore
+from protocore.train.run import configure, run
+
+SHAPE = (1, 8, 8)
+NONE = torch.full((4, 6), float("nan"))
+SMALL = {"benchmark": "digits", "images_per_class": 24, "epochs": 1, "tasks": 2, "threads": 1, "backbone": "convnet",
+         "width": 8, "method": "protocore", "condense_steps": 4}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def features_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU()).requires_grad_(False)
+
+
+def goals(**more) -> Goals:
+    return Goals(torch.rand(4, 6), NONE, NONE, torch.tensor([0, 0, 1, 1]), **more)
+
+
+# -- starts ----------------------------------------------------------------------------------------------------
+
+
+def memory(start: str, codec: str = "pixels") -> CondensedMemory:
+    recipe = Recipe(Weights(), 0, 0.1, start, 1e-4, None, False)
+    return CondensedMemory(decoder_named(codec, SHAPE), 6, "float16", recipe)
+
+
+def targets() -> Targets:
+    members = torch.zeros(2, 5, dtype=torch.bool)
+    members[0, :3] = members[1, 3:] = True
+    return Targets(torch.rand(2, 6), torch.tensor([0, 1]), torch.tensor([1, 4]), members)
+
+
+@pytest.mark.parametrize("codec", ["pixels", "vqgan:1"])
+def test_the_mean_start_is_the_mean_latent_of_the_samples_that_a_centre_stands_for(codec):
+    images = torch.rand(5, *SHAPE)
+    held = memory("mean", codec)
+    expected = torch.stack([held.decoder.encode(images[:3]).mean(0), held.decoder.encode(images[3:]).mean(0)])
+    assert torch.allclose(held.start(targets(), lambda rows: images[rows]), expected, atol=1e-5)
+
+
+def test_the_nearest_start_is_the_code_of_one_sample():
+    images = torch.rand(5, *SHAPE)
+    held = memory("nearest", "vqgan:1")
+    assert torch.allclose(held.start(targets(), lambda rows: images[rows]), held.decoder.encode(images[[1, 4]]))
+
+
+def test_random_codes_are_codes_and_random_pixels_are_noise():
+    decoder = decoder_named("vqgan:2", SHAPE)
+    z = decoder.random(50, 1e-4)
+    assert z.shape == (50, *decoder.latent_shape)
+    again = decoder.from_bytes(decoder.to_bytes(z))
+    # Exactly storable up to the search's beam: most are found again as they are.
+    assert float((again - z).abs().amax((1, 2, 3)).lt(1e-5).float().mean()) > 0.5
+    noise = decoder_named("pixels", SHAPE).random(200, 0.3)
+    assert noise.std() == pytest.approx(0.3, rel=0.05)
+
+
+@pytest.mark.parametrize(("origin", "start", "found"), [
+    ("auto", "auto", "nearest"), ("coded", "auto", "nearest"), ("synthetic", "auto", "mean"),
+    ("synthetic", "random", "random"), ("auto", "random", "random"), ("coded", "nearest", "nearest"),
+])
+def test_origin_and_start_go_together(origin, start, found):
+    assert start_for(origin, start) == found
+
+
+@pytest.mark.parametrize(("origin", "start"), [("coded", "mean"), ("coded", "random"), ("synthetic", "nearest")])
+def test_an_origin_that_the_start_belies_is_refused(origin, start):
+    with pytest.raises(UserError, match=f"--exemplars {origin} and --start {start}"):
+        start_for(origin, start)
+
+
+@pytest.mark.parametrize("wish", [{"target": "sample"}, {"match_pixels": 1.0}])
+def test_synthetic_exemplars_stand_for_no_picture(wish, tmp_path):
+    with pytest.raises(UserError, match="--exemplars coded"):
+        run(configure(SMALL | {"exemplars": "synthetic"} | wish), tmp_path)
+
+
+# -- what they match ---------------------------------------------------------------------------------------------
+
+
+def test_layers_are_averaged_to_4x4_and_weigh_the_same():
+    maps = [torch.rand(3, 5, 8, 8), 100 * torch.rand(3, 2, 2, 2), torch.rand(3, 7)]
+    row = flat_maps(maps)
+    first = F.normalize(maps[0].view(3, 5, 4, 2, 4, 2).mean((3, 5)).flatten(1), dim=1)
+    second = F.normalize(maps[1].flatten(1), dim=1)
+    assert torch.allclose(row, torch.cat([first, second], 1) / 2**0.5)
+    gap = (row[0] - row[1]).square().sum()
+    assert gap == pytest.approx(((first[0] - first[1]).square().sum() + (second[0] - second[1]).square().sum()) / 2)
+
+
+def test_matching_layers_brings_the_layers_nearer():
+    net = build_network("convnet", (1, 16, 16), width=8).eval().requires_grad_(False)
+    shape = (1, 16, 16)
+    want = net.layers(torch.rand(4, *shape))
+    start = Pixels(shape).encode(torch.rand(4, *shape))
+
+    def maps(x):
+        layers = net.layers(x)
+        return layers[-1], flat_maps(layers)
+
+    none = torch.full((4, net.dim), float("nan"))
+    goal = Goals(want[-1], none, none, torch.arange(4), layers=flat_maps(want))
+
+    def gap(weight):
+        made = condense(net.features, Pixels(shape), start, goal, weights=Weights(1, 0, 0, layers=weight), steps=40,
+                        lr=0.1, maps=maps)
+        return float((flat_maps(net.layers(Pixels(shape).decode(made.z))) - goal.layers).square().sum(1).mean())
+
+    assert gap(10.0) < 0.5 * gap(0.0)
+
+
+def test_the_pixel_weight_keeps_an_exemplar_near_its_picture():
+    images = torch.rand(4, *SHAPE)
+    decoder = Pixels(SHAPE)
+
+    def moved(weight):
+        made = condense(features_net(), decoder, decoder.encode(images), goals(images=images),
+                        weights=Weights(1, 0, 0, pixels=weight), steps=40, lr=0.2)
+        return float((decoder.decode(made.z) - images).square().mean())
+
+    torch.manual_seed(1)
+    free = moved(0.0)
+    torch.manual_seed(1)
+    assert moved(100.0) < 0.2 * free
+
+
+def test_the_natural_weight_keeps_z_near_what_can_be_stored():
+    decoder = decoder_named("vqgan:1", SHAPE)
+    start = decoder.encode(torch.rand(4, *SHAPE)).detach()
+    far = []
+    real = decoder.quantise
+
+    def spy(z):
+        stored = real(z)
+        far.append(float((z - stored).detach().square().mean()))
+        return stored
+
+    decoder.quantise = spy
+    last = {}
+    for weight in (0.0, 100.0):
+        torch.manual_seed(2)
+        condense(features_net(), decoder, start, goals(), weights=Weights(1, 0, 0, natural=weight), steps=20, lr=0.05)
+        last[weight] = far[-1]
+    assert last[100.0] < 0.5 * last[0.0]
+
+
+def test_a_codec_of_pictures_codes_an_exemplar_once():
+    decoder = decoder_named("webp:10", (3, 16, 16))
+    images = torch.rand(4, 3, 16, 16)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(768, 6)).requires_grad_(False)
+    goal = goals()
+    made = condense(net, decoder, decoder.encode(images), goal, steps=30)
+    assert torch.equal(made.z, images)
+    once = decoder.from_bytes(decoder.to_bytes(made.z))
+    gap = (F.normalize(net(once), dim=1) - F.normalize(goal.target, dim=1)).square().sum() / 4
+    assert made.before == made.after == pytest.approx(float(gap), rel=1e-4)
+
+
+# -- whole runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [
+    {"exemplars": "synthetic", "codec": "vqgan:1"}, {"start": "random", "codec": "vqgan:2"},
+    {"target": "sample", "match_pixels": 1.0, "match_layers": 1.0, "codec": "vqgan:2"},
+    {"match_layers": 1.0, "natural": 0.1, "prototype_dtype": "int8", "spc": 3, "refresh": True},
+    {"codec": "webp:20", "condense_perturb": True},
+])
+def test_every_way_of_making_them_ends_in_a_memory_whose_file_is_as_long_as_its_ledger(flags, tmp_path):
+    result = run(configure(SMALL | flags), tmp_path)
+    assert (tmp_path / "memory.safetensors").stat().st_size == result["bytes_kept"]
+    pack = read_pack(tmp_path / "memory.pack")
+    assert pack.info.ledger.total == (tmp_path / "memory.pack").stat().st_size
+    synthetic = flags.get("exemplars") == "synthetic" or flags.get("start") == "random"
+    assert {g.origin for g in pack.info.groups.values()} == {"synthetic" if synthetic else "coded"}
+    assert {g.decoder for g in pack.info.groups.values()} == {flags.get("codec", "pixels")}
+
+
+def test_the_record_of_the_steps_and_its_figure(tmp_path):
+    out = tmp_path / "run"
+    words = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items() if k not in ("method", "benchmark")]
+    assert main(["run", "protocore", "digits", *words, "--record", "--out", str(out), "--quiet"]) == 0
+    records, _ = read_tensors(out / "records.safetensors")
+    assert records["steps"].shape[0] == 4
+    assert records["steps"].shape[1:] == records["targets"].shape
+    assert len(records["real"]) == len(records["real labels"])
+    assert records["losses"][1] <= records["losses"][0]
+    assert (out / "condensation.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_health_report_says_how_good_and_how_private(tmp_path, capsys):
+    flags = SMALL | {"spc": 2, "epochs": 6}
+    run(configure(flags), tmp_path / "coded")
+    run(configure(flags | {"exemplars": "synthetic"}), tmp_path / "synthetic")
+    coded = health(tmp_path / "coded", steps=60)
+    made = health(tmp_path / "synthetic", steps=60)
+    assert [row["name"] for row in coded["classes"]] == ["0", "1", "2", "3"]
+    assert {row["origin"] for row in coded["classes"]} == {"coded"}
+    assert {row["origin"] for row in made["classes"]} == {"synthetic"}
+    # A coded exemplar is a real picture: nearer to the training data than another picture is, unlike a mean.
+    assert coded["mean"]["coded"]["nearest_training"] < 0.8 * coded["mean"]["coded"]["between_training"]
+    assert made["mean"]["synthetic"]["nearest_training"] > coded["mean"]["coded"]["nearest_training"]
+    assert coded["fresh_network_test_accuracy"] > 60
+    assert coded["mean"]["coded"]["fresh_right"] > 0.6
+    assert json.loads((tmp_path / "coded" / "health.json").read_text())["mean"] == coded["mean"]
+    assert main(["health", str(tmp_path / "coded"), "--steps", "2"]) == 0
+    assert "Health of the exemplars" in capsys.readouterr().out
+    assert (tmp_path / "coded" / "health.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_no_exemplars_no_health(tmp_path):
+    flags = {"benchmark": "digits", "method": "finetune", "epochs": 1, "tasks": 1, "images_per_class": 4}
+    run(configure(flags), tmp_path)
+    with pytest.raises(UserError, match="keeps no exemplars"):
+        health(tmp_path)
+
+
+# -- prototypes in a byte a value ------------------------------------------------------------------------------------
+
+
+def test_int8_prototypes_are_off_by_half_a_step_and_cost_a_byte_a_value():
+    vectors = torch.randn(3, 40) * torch.tensor([[1.0], [100.0], [0.001]])
+    store = PrototypeStore(40, "int8")
+    store.set([5, 2, 9], vectors)
+    step = vectors.abs().amax(1, keepdim=True) / 127
+    assert ((store.get([5, 2, 9]) - vectors).abs() <= 0.51 * step + 1e-6).all()
+    tensors = store.tensors()
+    assert tensors["prototypes/features"].dtype == torch.int8
+    assert sum(t.nbytes for t in tensors.values()) == 3 * (40 + 2 + 1) == 3 * store.class_bytes(10)
+    again = PrototypeStore(40, "int8")
+    again.load(tensors)
+    assert torch.equal(again.get([2, 5, 9]), store.get([2, 5, 9]))
+    assert all(torch.equal(again.tensors()[k], v) for k, v in tensors.items())
+
+
+def test_int8_prototypes_of_zeros_and_without_steps():
+    store = PrototypeStore(4, "int8")
+    store.set([0], torch.zeros(1, 4))
+    assert torch.equal(store.get([0]), torch.zeros(1, 4))
+    tensors = store.tensors()
+    del tensors["prototypes/steps"]
+    with pytest.raises(DataError, match="step"):
+        PrototypeStore(4, "int8").load(tensors)
+
+
+# -- names of codecs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("vq") / "mine.safetensors"
+    images = np.random.default_rng(0).integers(0, 256, (64, 1, 8, 8), dtype=np.uint8)
+    train_decoder(images, VQGANConfig(channels=1, factor=4, codes=16, stages=3, code_dim=6, code_rank=6, width=8,
+                                      encoder_width=8, blocks=1), held_out=images[:8], steps=2, out=path)
+    return path
+
+
+def test_a_trained_file_has_a_codec_name_with_and_without_stages(trained, tmp_path):
+    assert decoder_named(f"vqgan:{trained}", SHAPE).exemplar_bytes == 6  # 3 stages of 4 places of 4 bits
+    short = decoder_named(f"vqgan:{trained}:1,sweeps=1", SHAPE)
+    assert short.exemplar_bytes == 2
+    assert short.codec == "vqgan:1"  # the pack does not tell where the file lies
+    result = run(configure(SMALL | {"codec": f"vqgan:{trained}:2"}), tmp_path)
+    assert any(e["name"] == "decoder vqgan:2" for e in result["ledger"])
+    assert result["decoder_pays_from"] > 0
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("gif", "unknown"), ("pixels:3", "no number"), ("webp:a", "a whole number"), ("vqgan:99", "1..2"),
+    ("vqgan,sweeps=x", "sweeps=N"), ("webp:10,sweeps=2", "no option"), ("vqgan:nowhere.safetensors", "nowhere"),
+    ("taming:nowhere", "one .yaml and one .ckpt"), ("taming", "taming:FOLDER"), ("diffusers", "diffusers:FOLDER"),
+])
+def test_a_codec_that_cannot_be_is_named_with_the_way_out(name, words):
+    with pytest.raises(UserError, match=words) as error:
+        decoder_named(name, SHAPE)
+    assert f"--codec {name!r}" in str(error.value) or name == "diffusers"
