@@ -15,7 +15,7 @@ from protocore.bench.tables import markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md")
+PAGES = ("README.md", "docs/results.md", "docs/decoders.md", "docs/methods.md")
 
 
 def stored(table: str) -> dict[str, list[dict[str, Any]]]:
@@ -46,7 +46,7 @@ def runs_table(table: str) -> str:
             return "–" if None in values else mean_std(values)
 
         seconds = [r["seconds"]["learn"] for r in results]
-        condense = [r["seconds"].get("condense", 0.0) for r in results]
+        inner = [sum(v for k, v in r["seconds"].items() if k != "learn") for r in results]
         rows.append({
             "command": f"`{command(results[0])}`",
             "A_T": over_seeds("class_incremental", "A_T"),
@@ -56,10 +56,81 @@ def runs_table(table: str) -> str:
             "task-inc. A_T": over_seeds("task_incremental", "A_T"),
             "kept": format_bytes(results[0]["bytes_kept"]),
             "learn s": f"{sum(seconds) / len(seconds):.0f}",
-            "condense s": f"{sum(condense) / len(condense):.0f}" if any(condense) else "–",
+            "select s": f"{sum(inner) / len(inner):.0f}" if any(inner) else "–",
             "seeds": str(len(results)),
         })
     return markdown_table(rows)
+
+
+def codec_runs_table(table: str) -> str:
+    """Equal bytes side by side: a row a memory, a column a replay space."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    order = {"1KB": 0, "3KB": 1, "60KB": 2}
+    for name, results in stored(table).items():
+        method, codec, size, *space = name.split("-")
+        row = rows.setdefault((size, f"{method} {codec}"), {
+            "room a class": size.replace("KB", " KB"), "memory": f"{method}, {codec}",
+            "codec": f"`{results[0]['settings']['codec']}`",
+            "exemplars a class": str(_exemplars(results[0])), "kept": format_bytes(results[0]["bytes_kept"]),
+            "raw": "", "mix": "", "codec space": "",
+        })
+        values = mean_std([r["class_incremental"]["A_T"] for r in results])
+        row[{"codec": "codec space"}.get(space[0], space[0]) if space else "raw"] = f"{values} ({len(results)})"
+    return markdown_table([rows[key] for key in sorted(rows, key=lambda k: (order[k[0]], k[1]))])
+
+
+def _exemplars(result: dict[str, Any]) -> int:
+    rows = sum(e["rows"] for e in result["ledger"] if e["name"].endswith("exemplars/labels"))
+    return round(rows / len(result["class_names"])) if result.get("class_names") else rows
+
+
+def starts_table(table: str) -> str:
+    rows = []
+    for name, results in stored(table).items():
+        start, steps, *more = name.split("-", 2)
+        rows.append({
+            "start": start, "steps": steps, "also": more[0] if more else "",
+            "A_T": mean_std([r["class_incremental"]["A_T"] for r in results]),
+            "Ā": mean_std([r["class_incremental"]["A_mean"] for r in results]),
+            "condense s": f"{sum(r['seconds'].get('condense', 0.0) for r in results) / len(results):.0f}",
+        })
+    order = {"nearest": 0, "mean": 1, "random": 2}
+    return markdown_table(sorted(rows, key=lambda r: (order[r["start"]], bool(r["also"]), int(r["steps"]), r["also"])))
+
+
+def codecs_table() -> str:
+    report = json.loads((ROOT / "results" / "codecs.json").read_text())
+    rows = []
+    for data, cases in report.items():
+        for codec, r in cases.items() if isinstance(cases, dict) else ():
+            if isinstance(r, dict):
+                rows.append({"test pictures of": data, "codec": f"`{codec}`", "bytes": f"{r['bytes']:g}",
+                             "PSNR, dB": f"{r['psnr']:.2f}", "encode ms": f"{r['encode_ms']:.2f}",
+                             "decode ms": f"{r['decode_ms']:.2f}",
+                             "entropy, bytes": f"{r['entropy_bytes']:g}" if "entropy_bytes" in r else "",
+                             "pictures": f"{r['pictures']:,}"})
+    return markdown_table(rows)
+
+
+def condensation_table() -> str:
+    report = json.loads((ROOT / "results" / "condensation.json").read_text())
+    return markdown_table([
+        {"codec": f"`{r['codec']}`", "exemplars a class": str(r["exemplars_a_class"]),
+         "seconds a class, 50 steps": f"{r['seconds_a_class_of_50_steps']:.2f}",
+         "against the passes alone": f"{r['against_passes']:.2f}",
+         "a loop over classes takes": f"{r['loop_over_classes_against_ours']:.2f} times as long"}
+        for r in report["cases"]
+    ])
+
+
+def costs_table() -> str:
+    """Processor time of each method against `er`, measured in one run (benchmarks/costs.py)."""
+    report = json.loads((ROOT / "results" / "costs.json").read_text())
+    return markdown_table([
+        {"method": f"`{name}`", "learning": f"{r['learning']:.2f}", "selecting": f"{r['selecting']:.2f}",
+         "sum": f"{r['learning'] + r['selecting']:.2f}"}
+        for name, r in sorted(report["methods"].items(), key=lambda item: sum(item[1].values()))
+    ])
 
 
 def overhead_table() -> str:
@@ -84,9 +155,16 @@ def memory_table(table: str) -> str:
 def main() -> None:
     blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir()) if p.is_dir()}
     blocks["overhead"] = overhead_table()
+    special = {"cifar100-10-codecs": codec_runs_table, "cifar100-10-starts": starts_table}
+    blocks |= {name: make(name) for name, make in special.items() if name in blocks}
+    reports = {"codecs": codecs_table, "condensation": condensation_table, "costs": costs_table}
+    blocks |= {name: make() for name, make in reports.items()
+               if (ROOT / "results" / f"{name}.json").exists()}
     blocks["imagenet-memory"] = memory_table("imagenet1k-100")
     for page in PAGES:
         path = ROOT / page
+        if not path.exists():
+            continue
         text = path.read_text()
         for name, block in blocks.items():
             if f"<!-- table: {name} -->" in text:

@@ -176,6 +176,12 @@ def test_mlp_is_784_100_100() -> None:
         bound = math.sqrt(6 / (linear.in_features + linear.out_features))
         assert 0.98 * bound < linear.weight.abs().max() <= bound
         assert not linear.bias.any()
+    # The head too: with torch's own start, replay of 200 pictures ends 5 points below the published figure.
+    bound = math.sqrt(6 / 110)
+    assert 0.98 * bound < network.head.weight.abs().max() <= bound
+    assert network.head.bias is not None
+    assert not network.head.bias.any()
+    assert built("convnet", classes=4).head.bias.any()
     x = images((1, 28, 28))
     h = F.relu(F.relu(x.flatten(1) @ linears[0].weight.T) @ linears[1].weight.T)
     torch.testing.assert_close(network.features(x), h)

@@ -43,7 +43,7 @@ def compensated(world, each: bool = False, alpha: float = 25.0, steps: int = 3) 
 
 
 @pytest.mark.parametrize(("each", "alpha", "steps"), [(False, 25, 3), (False, 25, 10), (True, 2.5, 3), (True, 1, 10)])
-def test_linear_drift_is_bounded_by_how_near_the_attack_comes_and_far_better_than_clean_images(world, each, alpha, steps):
+def test_linear_drift_is_bounded_by_how_near_the_attack_comes_and_beats_clean_images(world, each, alpha, steps):
     found, reached = compensated(world, each, alpha, steps)
     p, a = world["p"], world["a"]
     error = (p + found - p @ a.T).norm(dim=1)
@@ -72,15 +72,15 @@ def test_the_nearest_in_plain_distance():
     assert nearest(z, torch.tensor([[4.0, 4.0], [-1.0, 0.0]]), 2).tolist() == [[1, 2], [0, 2]]  # not by angle
 
 
-def by_hand(f, x: torch.Tensor, target: torch.Tensor, alpha: float, low: float, high: float, each: bool) -> torch.Tensor:
-    """One step for the images of one class."""
+def by_hand(f, x: torch.Tensor, target: torch.Tensor, alpha: float, each: bool) -> torch.Tensor:
+    """One step for the images of one class, pixels from 0 to 1."""
     x = x.clone().requires_grad_()
     torch.nn.functional.mse_loss(f(x), target.expand(len(x), -1)).backward()
     g = x.grad
     moved = []
     for i in range(len(x)):
         norm = g[i].norm() if each else g.norm()
-        moved.append((x[i] - alpha * g[i] / norm).clamp(low, high))
+        moved.append((x[i] - alpha * g[i] / norm).clamp(0, 1))
     return torch.stack(moved).detach()
 
 
@@ -90,13 +90,13 @@ def test_steps_of_all_classes_at_once_are_those_of_each_class_by_itself(each):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
     x, targets = torch.rand(3, 7, 3, 2, 2), torch.randn(3, 5)
     found = attack(net, x, targets, alpha=0.5, steps=2, low=0, high=1, each=each)
+    assert not found.requires_grad
+    assert all(p.grad is None for p in net.parameters())
     for k in range(3):
         expected = x[k]
         for _ in range(2):
-            expected = by_hand(net, expected, targets[k], 0.5, 0, 1, each)
+            expected = by_hand(net, expected, targets[k], 0.5, each)
         torch.testing.assert_close(found[k], expected, atol=1e-5, rtol=1e-4)
-    assert not found.requires_grad
-    assert all(p.grad is None or not p.grad.any() for p in net.parameters()) or each is not None
 
 
 def test_pixels_stay_in_their_range_and_a_step_is_no_longer_than_alpha():
@@ -265,10 +265,10 @@ def test_colour_images_in_a_convolutional_network():
     assert not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("flags", [{"attack_alpha": -1}, {"attack_steps": -1}, {"attack_images": 0}, {"attack_total": 0}])
-def test_numbers_that_make_no_sense_are_refused(flags):
-    with pytest.raises(UserError, match="--" + next(iter(flags)).replace("_", "-")):
-        learner(**flags)
+@pytest.mark.parametrize(("name", "value"), [("alpha", -1), ("steps", -1), ("images", 0), ("total", 0)])
+def test_numbers_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(UserError, match=f"--attack-{name} {value}"):
+        learner(**{f"attack_{name}": value})
 
 
 # -- digits -----------------------------------------------------------------------------------------------------
@@ -277,8 +277,8 @@ DIGITS = {"method": "adc", "backbone": "mlp", "width": 64, "threads": 1}
 
 
 def test_digits(tmp_path):
-    """Tasks of two classes; fine-tuning ends at 19 %, means that are never moved at 60 %."""
-    assert run(configure(DIGITS | {"epochs": 6}), tmp_path)["class_incremental"]["A_T"] >= 64
+    """Tasks of two classes; fine-tuning ends at 19 %."""
+    assert run(configure(DIGITS | {"epochs": 4}), tmp_path)["class_incremental"]["A_T"] >= 60
 
 
 @pytest.mark.parametrize("blurry", [0, 20])

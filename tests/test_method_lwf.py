@@ -62,9 +62,9 @@ def test_the_loss_by_hand(current):
     teacher = mine.net.frozen_copy()
     with torch.no_grad():  # away from the teacher, as after some steps
         for p in mine.net.parameters():
-            p.add_(0.1 * torch.randn_like(p))
+            p.add_(torch.randn_like(p))
     batch = batch_of([2, 3, 3])
-    logits, old = mine.net(batch.x), teacher(batch.x)
+    logits, old = mine.net(batch.x).detach(), teacher(batch.x)
     classes = [2, 3] if current == "new" else [0, 1, 2, 3]
     expected = 0.0
     for row, before, label in zip(logits, old, batch.labels.tolist(), strict=True):
@@ -72,7 +72,7 @@ def test_the_loss_by_hand(current):
         q = [math.exp(before[c] / 3) for c in (0, 1)]
         p = [math.exp(row[c] / 3) for c in (0, 1)]
         expected -= 1.5 / 3 * sum(a / sum(q) * math.log(b / sum(p)) for a, b in zip(q, p, strict=True))
-    assert mine.method.loss(batch).item() == pytest.approx(expected, rel=1e-4)
+    assert mine.method.loss(batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_teacher_sees_the_same_view_and_does_not_learn():
@@ -166,8 +166,9 @@ def test_what_makes_no_sense_is_refused():
 
 def test_digits(tmp_path):
     """Fine-tuning: 19."""
-    result = run(configure({"method": "lwf", "backbone": "mlp", "epochs": 5, "lr": 0.003, "threads": 1}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 34
+    flags = {"method": "lwf", "backbone": "mlp", "epochs": 3, "lr": 0.01, "images_per_class": 60, "threads": 1}
+    result = run(configure(flags), tmp_path)
+    assert result["class_incremental"]["A_T"] >= 30
     assert result["task_incremental"]["A_T"] >= 85
 
 

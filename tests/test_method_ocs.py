@@ -244,7 +244,7 @@ def test_cflat_evaluates_one_step_on_the_same_picks():
 
 
 def test_candidates_are_the_picks_of_the_last_pass():
-    mine = learner(epochs=3, spc=5)
+    mine = learner(epochs=3, spc=2)
     notes: dict[int, list[bool]] = {}
     task, images = task_of([0, 1, 2] * 10)
     after, select = mine.method.after_step, picking(mine).select
@@ -266,10 +266,10 @@ def test_candidates_are_the_picks_of_the_last_pass():
     mine.learn(task)
     kept = mine.memory()
     chosen = {image.tobytes() for image in images[[row for row in range(30) if notes[row][-1]]]}
-    enough = min(np.bincount(np.arange(30) % 3, [notes[row][-1] for row in range(30)])) >= 5
-    inside = [image.tobytes() in chosen for image in kept["exemplars/bytes"].numpy()]
-    assert all(inside) or not enough
-    assert kept["exemplars/labels"].bincount().tolist() == [5, 5, 5]
+    picks = np.bincount(np.arange(30) % 3, [notes[row][-1] for row in range(30)])
+    assert 2 <= picks.min() < picks.max() < 10
+    assert all(image.tobytes() in chosen for image in kept["exemplars/bytes"].numpy())
+    assert kept["exemplars/labels"].bincount().tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("rank", ["score", "random"])

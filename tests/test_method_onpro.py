@@ -287,7 +287,7 @@ def test_base_mixup_is_gated_twice_or_once(gate, rate):
 def test_a_pair_is_mixed_as_a_whole_and_its_images_each_by_their_own_share():
     torch.manual_seed(9)
     counts = torch.tensor([3, 0, 2])
-    draws = torch.stack([pair_shares(counts, 0.3) for _ in range(4000)])
+    draws = torch.stack([pair_shares(counts, 0.3) for _ in range(2000)])
     mixed = draws > 0
     assert torch.equal(mixed[:, 0], mixed[:, 2])
     assert torch.equal(mixed[:, 3], mixed[:, 4])
@@ -495,7 +495,8 @@ def test_the_slice_of_the_features_is_drawn_where_there_is_a_choice(monkeypatch)
         assert set(begins) == possible
 
 
-def test_feedback_starts_with_the_second_step_of_a_task(still):
+def test_feedback_starts_with_the_second_step_of_a_task(monkeypatch):
+    monkeypatch.setattr(onpro, "distort", lambda x: 1 - x)
     mine, method = second_task(mixup_p=1.0, base_gate="once")
     assert not len(method.prototypes[1])
     drawn = method.draw()
@@ -505,7 +506,8 @@ def test_feedback_starts_with_the_second_step_of_a_task(still):
     assert not len(method.prototypes[1])  # the step itself takes them up, not an evaluation of the loss
     method.after_step(batch)
     stored = method.memory.store
-    z = normalised(mine, to_float(stored.images))[0]
+    # The average of two views of the replay batch as it was drawn, not mixed.
+    z = (normalised(mine, to_float(stored.images))[0] + normalised(mine, 1 - to_float(stored.images))[0]) / 2
     assert method.prototypes[1].tolist() == [0, 1]
     for c in (0, 1):
         assert torch.allclose(method.prototypes[0][c], z[stored.labels == c].mean(0), atol=1e-6)
@@ -563,7 +565,7 @@ def test_only_classes_that_are_stored_and_have_a_prototype_are_paired():
 
 
 def test_a_sample_is_offered_once_and_kept_as_it_is():
-    mine, method = learner(epochs=3, spc=9)
+    mine, _ = learner(epochs=3, spc=9)
     labels = np.array([0] * 9 + [1] * 12)
     mine.learn(Task.from_arrays(images_of(labels), labels))
     kept = mine.memory()
@@ -615,7 +617,7 @@ def test_digits_offline(tmp_path):
 
 
 def test_digits_online(tmp_path):
-    flags = {"online": True, "online_window": 60, "replay_batch": 32, "tasks": 2, "capacity": 60}
+    flags = {"online": True, "online_window": 60, "batch": 2, "replay_batch": 32, "tasks": 2, "capacity": 100}
     result = run(configure(FAST | flags), tmp_path)
     # Fine-tuning: 50 % at the most.
     assert result["class_incremental"]["A_T"] >= 55
@@ -632,7 +634,7 @@ def test_a_run_stopped_inside_its_tasks_ends_the_same(flags, tmp_path):
         asked: list[int] = []
         try:
             run(configure(small), tmp_path / "pieces",
-                stop=lambda asked=asked: bool(asked.append(1)) or len(asked) == 5)
+                stop=lambda asked=asked: bool(asked.append(1)) or len(asked) >= 4)
         except Interrupted:
             stops += 1
         assert stops < 40

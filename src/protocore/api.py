@@ -41,4 +41,5 @@ def learner(method: str, on: Stream | str | tuple[int, int, int], **settings: An
     config = configure({"method": method, **settings})
     shape = on.image_shape if isinstance(on, Stream) else on
     benchmark = benchmark_named(config.settings.benchmark) if "benchmark" in settings else None
-    return Learner(config, shape, mean=benchmark.mean if benchmark else None, std=benchmark.std if benchmark else None)
+    return Learner(config, shape, mean=benchmark.mean if benchmark else None, std=benchmark.std if benchmark else None,
+                   classes=len(on.class_names) if isinstance(on, Stream) else None)

@@ -347,20 +347,33 @@ def _list(arguments: argparse.Namespace) -> int:
     from protocore.methods import METHODS
 
     tables: dict[str, dict[str, str]] = {
-        "methods": {name: f"{(m.__doc__ or '').splitlines()[0]} ({m.paper}; keeps {m.keeps}; fits {', '.join(m.fits)})"
-                    for name, m in METHODS.items()},
+        "methods": {name: f"{' '.join((m.__doc__ or '').split())} ({m.paper})" for name, m in METHODS.items()},
         "benchmarks": {name: b.summary for name, b in BENCHMARKS.items()}
         | {"folder:PATH": "your own pictures, one folder a class; tasks of --classes-per-task"},
         "backbones": {name: b.description for name, b in BACKBONES.items()},
         "codecs": {name: line for name, (_, line) in DECODERS.items()},
     }
     chosen = {k: v for k, v in tables.items() if arguments.what in (None, k)}
+    details = {name: {"paper": m.paper, "keeps": m.keeps, "bytes_a_class_on_cifar100": m.class_bytes,
+                      "fits": list(m.fits), "checks": m.checks} for name, m in METHODS.items()}
     if arguments.json:
-        print(json.dumps(chosen))
+        print(json.dumps(chosen | ({"method_details": details} if "methods" in chosen else {})))
         return 0
     from rich.console import Console
     from rich.table import Table
 
+    if arguments.what == "methods":
+        table = Table(title="methods (bytes a class: CIFAR-100, 20 exemplars a class as pixels where it keeps any)",
+                      title_justify="left", box=None, pad_edge=False)
+        for heading in ("name", "paper", "keeps", "bytes a class", "fits", "checks"):
+            table.add_column(heading, justify="right" if heading.startswith("bytes") else "left",
+                             no_wrap=heading in ("name", "fits"), overflow="fold")
+        for name, m in METHODS.items():
+            size = "all data" if m.class_bytes is None else f"{m.class_bytes:,}"
+            table.add_row(f"[bold]{name}[/]", m.paper, m.keeps, size, "\n".join(m.fits), m.checks)
+            table.add_section()
+        Console().print(table)
+        return 0
     for title, rows in chosen.items():
         table = Table(title=title, title_justify="left", box=None, show_header=False)
         table.add_column(style="bold", no_wrap=True)

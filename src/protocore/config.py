@@ -97,8 +97,8 @@ class Settings:
                                group="network")
     norm: str | None = option(None, "normalisation layers", group="network", choices=("batch", "group"))
     head: str = option("linear", "classifier", group="network", choices=("linear", "cosine"))
-    full_head: bool = option(False, "outputs for all classes of the benchmark from the start (else they are added "
-                             "as classes arrive)", group="network")
+    full_head: bool = option(False, "outputs for all classes of the benchmark from the start (else, and where nobody "
+                             "knows how many there will be, they are added as classes arrive)", group="network")
 
     optimizer: str = option("adam", "optimiser, made anew for each task", group="training",
                             choices=("adam", "adamw", "sgd"))

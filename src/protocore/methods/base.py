@@ -103,6 +103,7 @@ class Method:
     replays: ClassVar[bool] = False  # whether stored exemplars are shown to the network beside current images
     sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
     outputs: ClassVar[int] = 1  # rows of the head for each class
+    class_bytes: ClassVar[int | None] = 0  # kept a class on CIFAR-100 in its default settings; None: all the data
     checks: ClassVar[str] = ""  # what stands behind the implementation, for `protocore list methods`
 
     def __init__(self, tools: Tools, options: Any) -> None:

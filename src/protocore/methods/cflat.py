@@ -12,6 +12,7 @@ class CFlat(ER):
 
     name = "cflat"
     paper = "Bian et al. 2024, Make Continual Learning Stronger via C-Flat"
+    class_bytes = 61_466
     defaults: ClassVar = {**ER.defaults, "cflat": True}
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},

@@ -96,6 +96,7 @@ class CSReL(Coreset):
 
     name = "csrel"
     paper = "Tong et al. 2025, Coreset Selection via Reducible Loss in Continual Learning"
+    class_bytes = 61_574
     keeps = "exemplars, their reference losses and tasks"
     Options = CSReLOptions
     defaults: ClassVar = {"spc": 20}

@@ -65,6 +65,7 @@ class DER(ER):
 
     name = "der"
     paper = "Buzzega et al. 2020, Dark Experience for General Continual Learning"
+    class_bytes = 65_467
     keeps = "exemplars, logits"
     Options = DEROptions
     presets: ClassVar = {

@@ -35,7 +35,9 @@ class ER(Method):
 
     name = "er"
     paper = "Chaudhry et al. 2019, On Tiny Episodic Memories"
+    class_bytes = 61_466
     keeps = "exemplars"
+    checks = "reservoir statistics; published S-MNIST figures; digits end to end"
     replays = True
     Options = EROptions
     defaults: ClassVar = {"spc": 20}

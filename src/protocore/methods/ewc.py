@@ -86,6 +86,7 @@ class EWC(Method):
 
     name = "ewc"
     paper = "Kirkpatrick et al. 2017, Overcoming catastrophic forgetting; online: Schwarz et al. 2018"
+    class_bytes = 56_357
     keeps = "a weight and a former value for each parameter"
     Options = EWCOptions
     presets: ClassVar = {

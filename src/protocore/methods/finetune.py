@@ -12,6 +12,7 @@ class Finetune(Method):
     """Cross entropy on the current data over all classes seen so far."""
 
     name = "finetune"
+    checks = "published S-MNIST figure; digits end to end"
     paper = "lower bound"
 
     def loss(self, batch: Batch) -> Tensor:

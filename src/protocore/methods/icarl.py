@@ -54,6 +54,7 @@ class ICaRL(Coreset):
 
     name = "icarl"
     paper = "Rebuffi et al. 2017, iCaRL: Incremental Classifier and Representation Learning"
+    class_bytes = 61_462
     checks = "herding, loss, gradient and class means against the formulas; digits end to end"
     Options = ICaRLOptions
     defaults: ClassVar = {"spc": 20}

@@ -9,6 +9,8 @@ class Joint(Finetune):
     """One training on the union of all tasks; there is a final accuracy and no order to forget in."""
 
     name = "joint"
+    checks = "digits end to end"
     paper = "upper bound"
     fits = ("offline",)
     sees_everything = True
+    class_bytes = None

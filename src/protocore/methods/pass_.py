@@ -15,9 +15,9 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.ledger import check_budget, ledger_of
 from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.losses import radius
 from protocore.methods.means import ClassMeans, at_home
 from protocore.methods.previous import Previous
-from protocore.methods.protocore import radius
 
 
 def rotated(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,13 +62,13 @@ class PASS(Method):
 
     name = "pass"
     paper = "Zhu et al. 2021, Prototype Augmentation and Self-Supervision for Incremental Learning"
+    class_bytes = 520
     keeps = "one mean feature a class, the radius of their noise"
     outputs = 4
     Options = PASSOptions
     presets: ClassVar = {
         "paper": {"optimizer": "adam", "lr": 1e-3, "weight_decay": 2e-4, "schedule": "steps:45,90", "epochs": 101,
                   "batch": 64},
-        "cpu": {"prototypes": 1.0},  # in 6 epochs for the paper's 101, 10 would leave new classes unlearned
     }
     checks = "radius example, noise, gradients and limits of each term; digits end to end"
 

@@ -69,6 +69,11 @@ def policy_gradient(losses: Tensor, masks: Tensor, s: Tensor, estimator: str = "
     return (losses - reduced * losses.mean()) @ score(masks, s) / max(count - reduced, 1)
 
 
+def clipped(gradient: Tensor, longest: float) -> Tensor:
+    """The gradient, shortened to this length where it is longer: where s is small, a pick has a score of 1/s."""
+    return gradient * (longest / gradient.norm().clamp(min=longest))
+
+
 def size_at(step: int, steps: int, start: float, final: float) -> float:
     """K of a step: `start` up to 16 % of the steps, `final` from 60 % on, a cubic between them."""
     done = min(max((step - 0.16 * steps) / (0.44 * steps), 0.0), 1.0)
@@ -103,8 +108,7 @@ def probabilities(loss_of: Callable[[Tensor], Tensor], kinds: Tensor, room: Tens
     for step in range(o.outer_steps):
         masks, losses = sampled(s, o.masks, loss_of)
         if len(losses) >= (2 if o.estimator == "vr" else 1):
-            gradient = policy_gradient(losses, masks, s, o.estimator)
-            s.grad = gradient * (o.clip / gradient.norm().clamp(min=o.clip))
+            s.grad = clipped(policy_gradient(losses, masks, s, o.estimator), o.clip)
             adam.param_groups[0]["lr"] = o.outer_lr * cosine(step, o.outer_steps)
             adam.step()
         for k, at in enumerate(of_kind):
@@ -156,6 +160,7 @@ class PBCS(Coreset):
 
     name = "pbcs"
     paper = "Zhou et al. 2022, Probabilistic Bilevel Coreset Selection"
+    class_bytes = 61_462
     Options = PBCSOptions
     defaults: ClassVar = {"spc": 20}
     presets: ClassVar = {

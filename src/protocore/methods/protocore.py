@@ -72,8 +72,10 @@ class ProtoCore(Method):
 
     name = "protocore"
     paper = "Memory-efficient Continual Learning with Prototypical Exemplar Condensation"
+    class_bytes = 3_591
     keeps = "condensed exemplars, prototypes, optionally real exemplars"
     replays = True
+    checks = "every loss against a slow reference; digits and Fashion-MNIST end to end"
     Options = ProtoCoreOptions
     defaults: ClassVar = {"spc": 1}
     presets: ClassVar = {

@@ -83,6 +83,7 @@ class RainbowMemory(Coreset):
 
     name = "rm"
     paper = "Bang et al. 2021, Rainbow Memory: Continual Learning with a Memory of Diverse Samples"
+    class_bytes = 61_462
     checks = "votes, positions, quotas, schedule and CutMix against the formulas; digits end to end"
     Options = RMOptions
     defaults: ClassVar = {"spc": 20}

@@ -43,7 +43,7 @@ class Learner:
         torch.manual_seed(s.seed)
         self.machine = machine_for(s)
         self.image_shape = image_shape
-        if s.full_head and classes is None:
+        if s.full_head and classes is None and config.sources["full_head"].startswith(("flag", "--")):
             raise UserError("--full-head needs to know how many classes there will be, which a learner of one's own "
                             "tasks does not; leave it out")
         self._outputs = (classes or 0) if s.full_head else 0

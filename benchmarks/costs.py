@@ -1,0 +1,80 @@
+"""What each method costs against `er`: processor time of the same two tasks, in one run.
+
+    python benchmarks/costs.py [--methods er der ...] [--epochs 6]
+
+Random colour pictures of 32 pixels, 10 classes of 125 a task, the network, batch and epochs of the preset `cpu`, 20
+exemplars a class, one thread. Learning is everything up to the end of a task, selecting the work at its end. `er` is
+measured before and after all others, so that a change of the machine's speed would show. Writes results/costs.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protocore.data.stream import Task
+from protocore.methods import METHODS
+from protocore.train.learner import Learner
+from protocore.train.run import configure
+
+CLASSES, EACH, SHAPE = 10, 125, (3, 32, 32)
+
+
+def task(number: int) -> Task:
+    generator = torch.Generator().manual_seed(number)
+    labels = torch.arange(CLASSES).repeat_interleave(EACH) + number * CLASSES
+    images = torch.randint(0, 256, (len(labels), *SHAPE), dtype=torch.uint8, generator=generator)
+    return Task.from_arrays(images, labels)
+
+
+def seconds(method: str, epochs: int) -> dict[str, float]:
+    flags: dict[str, Any] = {"method": method, "benchmark": "cifar100-10", "preset": "cpu", "epochs": epochs,
+                             "threads": 1, "memory_format": "contiguous"}
+    if METHODS[method].replays:
+        flags["spc"] = 20
+    learner = Learner(configure(flags), SHAPE)
+    parts = {"learning": 0.0, "selecting": 0.0}
+    for number in range(2):
+        mine = task(number)
+        end_task = learner.method.end_task
+
+        def timed(open_task: Task, end_task: Any = end_task) -> None:
+            clock = time.process_time()
+            end_task(open_task)
+            parts["selecting"] += time.process_time() - clock
+
+        learner.method.end_task = timed  # type: ignore[method-assign]
+        clock = time.process_time()
+        learner.learn(mine)
+        parts["learning"] += time.process_time() - clock
+        learner.method.end_task = end_task  # type: ignore[method-assign]
+    parts["learning"] -= parts["selecting"]
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[m for m in METHODS if m != "joint"])
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "results" / "costs.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    first = sum(seconds("er", arguments.epochs).values())
+    rows = {}
+    for method in arguments.methods:
+        parts = seconds(method, arguments.epochs)
+        rows[method] = {name: round(value / first, 3) for name, value in parts.items()}
+        print(method, rows[method], flush=True)
+    again = sum(seconds("er", arguments.epochs).values())
+    command = f"python benchmarks/costs.py --epochs {arguments.epochs}"
+    arguments.out.write_text(json.dumps({"command": command, "unit": "er = 1", "er_again": round(again / first, 3),
+                                         "er_seconds": round(first, 1), "methods": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
