@@ -53,7 +53,7 @@ METHODS = {
         "finetune", "er", "der", "derpp", "icarl", "rm", "ocs", "bcsr", "pbcs", "csrel", "onpro", "cflat", "lwf", "ewc",
         "ldc", "adc", "fecam", "pass", "joint",
     )
-} | {"protocore": "protocore"}
+} | {"protocore": "protocore", "protocore-codes": "protocore --codec vqgan:4"}
 WITHOUT_EXEMPLARS = ("finetune", "lwf", "ewc", "ldc", "adc", "fecam", "pass", "joint")
 METHODS = {row: words if row in WITHOUT_EXEMPLARS else f"{words} --spc 20" for row, words in METHODS.items()}
 

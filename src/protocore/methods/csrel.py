@@ -19,7 +19,7 @@ from protocore.memory.store import smallest_dtype
 from protocore.methods.base import Batch, Tools
 from protocore.methods.coreset import Coreset, Pool
 from protocore.methods.replay import sample_of
-from protocore.methods.selection import rank_in_class
+from protocore.methods.selection import best, quota
 
 TASK = "exemplars/task"
 BATCH = 32  # of the reference model and of the models on the coreset
@@ -49,20 +49,6 @@ class CSReLOptions:
         for name in ("ref_lr", "proxy_lr"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{flag(name)} {getattr(self, name)} must be more than 0")
-
-
-def quota(total: int, sizes: Tensor) -> Tensor:
-    """Slots of each task: floor(total · n_i / Σ n), and what is left over one each to the earliest tasks."""
-    share = total * sizes // sizes.sum().clamp(min=1)
-    share[sizes.nonzero().flatten()[: total - int(share.sum())]] += 1
-    return share
-
-
-def best(scores: Tensor, kinds: Tensor, room: Tensor, count: int) -> Tensor:
-    """The `count` largest scores in descending order, of kind k at most `room[k]`."""
-    order = scores.argsort(descending=True, stable=True)
-    of_kind = kinds[order]
-    return order[rank_in_class(of_kind) < room[of_kind]][:count]
 
 
 def greedy(reference: Tensor, kinds: Tensor, room: Tensor, selection_steps: int,

@@ -15,8 +15,7 @@ from protocore.config import flag, option
 from protocore.errors import UserError
 from protocore.methods.base import Tools
 from protocore.methods.coreset import Coreset, Pool
-from protocore.methods.csrel import best, quota
-from protocore.methods.selection import rank_in_class
+from protocore.methods.selection import best, quota, rank_in_class
 from protocore.methods.simplex import project_capped_simplex
 
 DIVERGED = 9.0  # an inner problem that ends above this loss counts for nothing; its mask is drawn anew

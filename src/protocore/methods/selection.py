@@ -46,3 +46,17 @@ def fair_share(labels: Tensor, order: Tensor, total: int) -> Tensor:
     """
     order = order.cpu()
     return order[rank_in_class(labels.cpu()[order]).argsort(stable=True)[: max(total, 0)]]
+
+
+def quota(total: int, sizes: Tensor) -> Tensor:
+    """Slots of each task: floor(total · n_i / Σ n), and what is left over one each to the earliest tasks."""
+    share = total * sizes // sizes.sum().clamp(min=1)
+    share[sizes.nonzero().flatten()[: total - int(share.sum())]] += 1
+    return share
+
+
+def best(scores: Tensor, kinds: Tensor, room: Tensor, count: int) -> Tensor:
+    """The `count` largest scores in descending order, of kind k at most `room[k]`."""
+    order = scores.argsort(descending=True, stable=True)
+    of_kind = kinds[order]
+    return order[rank_in_class(of_kind) < room[of_kind]][:count]

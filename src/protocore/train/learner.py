@@ -83,8 +83,8 @@ class Learner:
         self._rehearse()
         return self
 
-    def learn_window(self, task: Task, *, class_names: Sequence[str] | None = None, on_step: StepHook | None = None,
-                     start: int = 0) -> None:
+    def learn_window(self, task: Task, *, class_names: Sequence[str] | None = None, progress: Progress | None = None,
+                     on_step: StepHook | None = None, start: int = 0) -> None:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
         self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
@@ -92,7 +92,7 @@ class Learner:
         if start == 0:
             self.begin(task, class_names, keep_optimizer=True)
         self._fit(task, plan, start, on_step)
-        self.finish(task, None)
+        self.finish(task, progress)
         task.close()
         self._rehearse()
 

@@ -247,7 +247,8 @@ class _Job:
                     self.learner.net.train()
                 self.on_step(done, of, loss)
 
-            self.learner.learn_window(task, class_names=self.stream.class_names, on_step=on_step, start=self.run.step)
+            self.learner.learn_window(task, class_names=self.stream.class_names, progress=self.reporter.inner,
+                                      on_step=on_step, start=self.run.step)
             task, self.run.step, self.run.position = None, 0, start + size
             # A method that no longer trains takes no steps: its rows are due all the same.
             while (row := len(self.run.class_il)) < len(ends) - 1 and self.run.position >= ends[row]:
