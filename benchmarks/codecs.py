@@ -1,6 +1,6 @@
 """What each codec makes of test pictures: bytes, PSNR, and milliseconds to encode and decode, WebP beside the codes.
 
-    python benchmarks/codecs.py --data-root DIR [--pictures 10000]
+    python benchmarks/codecs.py --data-root DIR [--pictures 2000]
 
 PSNR is the mean over pictures of 10 log10(1 / mse) after rounding to uint8. Times are processor time of one thread in
 batches of 128. "entropy" is what an ideal coder would need that knows how often each code occurs in each stage (the
@@ -29,7 +29,7 @@ COLOUR = ("vqgan:4", "vqgan:4,sweeps=2", "webp:1", "webp:10", "vqgan:8", "vqgan:
 GREY = ("vqgan:1", "vqgan:2", "webp:10", "vqgan:4", "webp:50")
 CASES = {"cifar100-10": COLOUR, "cifar10": COLOUR, "tinyimagenet-20": COLOUR, "fashion-mnist": GREY, "mnist": GREY,
          "digits": GREY}
-SLOW = 1000  # pictures at most where the codes are searched for in sweeps
+SLOW = 300  # pictures at most where the codes are searched for in sweeps
 
 
 def measure(decoder: Decoder, images: Tensor) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def entropy(codes: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", help="folder of the data sets (else PROTOCORE_DATA)")
-    parser.add_argument("--pictures", type=int, default=10000, help="test pictures of each data set, at most")
+    parser.add_argument("--pictures", type=int, default=2000, help="test pictures of each data set, at most")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "results" / "codecs.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

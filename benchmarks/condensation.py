@@ -3,7 +3,7 @@
     python benchmarks/condensation.py [--rounds 3] [--steps 10]
 
 All of a task's exemplars are one batch. "passes" is the same number of steps of quantise, decode, features and the
-gradient for z, and nothing else; "loop" condenses each class by itself. Ratios of one run, in turns; writes
+gradient for z, and nothing else; "loop" condenses each class by itself. Ratios of processor time in one run, in turns; writes
 results/condensation.json.
 """
 
@@ -55,9 +55,9 @@ def compare(codec: str, spc: int, steps: int, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for name, do in {"ours": lambda: ours(everything), "passes": lambda: passes(net, decoder, start, target, steps),
                          "loop": lambda: [ours(rows) for rows in everything.split(spc)]}.items():
-            clock = time.perf_counter()
+            clock = time.process_time()
             do()
-            times[name].append(time.perf_counter() - clock)
+            times[name].append(time.process_time() - clock)
     middle = {name: statistics.median(t) for name, t in times.items()}
     return {"codec": codec, "exemplars_a_class": spc, "classes": CLASSES, "steps": steps,
             "seconds_a_class_of_50_steps": round(middle["ours"] / CLASSES / steps * 50, 4),

@@ -144,7 +144,13 @@ def test_list_is_complete_and_readable_by_programs(capsys: pytest.CaptureFixture
     assert {"finetune", "joint", "er", "protocore"} <= set(tables["methods"])
     assert {"digits", "fashion-mnist", "cifar10", "cifar100-10", "cifar100-50", "tinyimagenet-20", "imagenet1k-100",
             "folder:PATH"} <= set(tables["benchmarks"])
+    details = tables.pop("method_details")
     assert all(line.strip() for table in tables.values() for line in table.values())
+    assert set(details) == set(tables["methods"])
+    assert details["er"]["bytes_a_class_on_cifar100"] == 61_466
+    assert all(d["paper"] and d["checks"] and d["fits"] and d["keeps"] for d in details.values())
+    assert main(["list", "methods"]) == 0
+    assert "61,466" in capsys.readouterr().out
 
 
 def test_ones_own_pictures_in_folders(capsys: pytest.CaptureFixture[str]) -> None:

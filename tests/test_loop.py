@@ -127,7 +127,7 @@ def test_every_optimiser_and_schedule_trains_at_the_rate_that_is_said(optimizer,
 def test_training_lowers_the_loss():
     losses = []
     learner(epochs=60, lr=0.01).learn(toy(), on_step=lambda done, of, loss: losses.append(float(loss)))
-    assert sum(losses[-4:]) < 0.2 * sum(losses[:4])
+    assert sum(losses[-4:]) < 0.4 * sum(losses[:4])
 
 
 def test_an_unknown_optimiser_is_named():

@@ -796,7 +796,11 @@ def _merged_prototypes(a: Pack, b: Pack, renumber: NDArray[np.int64]) -> dict[st
     x, y = mine["prototypes/features"], other["prototypes/features"]
     old = _ints(mine["prototypes/labels"])
     shared = np.isin(old, new)
-    if mine.keys() != other.keys() or x.shape[1] != y.shape[1] or x.dtype != y.dtype or len(mine) > 2:
+    further = sorted(k.partition("/")[2] for k in {*mine, *other} - {"prototypes/features", "prototypes/labels"})
+    if further:
+        raise DataError(f"prototypes that carry {', '.join(further)} cannot be merged: only their method knows "
+                        "how; learn the classes with one learner instead")
+    if x.shape[1] != y.shape[1] or x.dtype != y.dtype:
         raise DataError(f"prototypes of {x.shape[1]} values ({x.dtype}) and of {y.shape[1]} ({y.dtype}) cannot be "
                         f"merged: they come of different networks or settings")
     if shared.any() and not x.is_floating_point():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,60 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.condense.loop import Weights, flat_maps
-from protocore.condense.memory import ORIGINS, STARTS, CondensedMemory, Recipe, start_for
+from protocore.condense.memory import CondensedMemory, Recipe, start_for
 from protocore.condense.targets import Targets, believed, make_targets
-from protocore.config import flag, option
+from protocore.config import flag
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss, radius
+from protocore.methods.protocore_options import ProtoCoreOptions, sigma_of
 from protocore.methods.replay import Replay, sample_of
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
-
-
-@dataclass(frozen=True)
-class ProtoCoreOptions:
-    """Every loss has a coefficient; 0 switches it off."""
-
-    cur_pro: float = option(0.1, "weight of L_cur_pro: current samples against all prototypes")
-    pre_pro: float = option(0.1, "weight of L_pre_pro (α1): perturbed exemplars against all prototypes")
-    task_pre: float = option(1.0, "weight of L_task_pre (α2): cross entropy of replayed classes")
-    task_cur: float = option(1.0, "weight of L_task_cur (α3): cross entropy of current data")
-    cur_syn: float = option(1.0, "weight of L_cur_syn: exemplars match the class's centre")
-    pre_syn: float = option(0.1, "weight of L_pre_syn: exemplars of a returning class match the stored ones")
-    shift: float = option(0.1, "weight of L_shift: exemplars of a returning class match its stored prototype")
-    contrast: str = option("contrastive", "own class left out of the denominator, or kept in (Snell)",
-                           choices=("contrastive", "prototypical"))
-    pro_temperature: float = option(0.1, "temperature τ of the prototype losses")
-    task_temperature: float = option(3.0, "temperature of the cross entropies")
-    beta: float = option(0.95, "share of the exemplars in the prototype of a returning class")
-    masked: bool = option(True, "L_task_cur over the classes of the current data only")
-    balanced: bool = option(True, "L_task_pre over all seen classes, current ones included, equal weight a class")
-    perturb: str = option("auto", "image transforms F of replay, as in --augment (auto: the same ones)")
-    noise: str = option("auto", "σ of the feature noise in L_task_pre; auto: estimated in the first task (PASS)")
-    filter: bool = option(True, "leave misclassified samples out of the prototypes")
-    real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)")
-    exemplars: str = option("auto", "coded ones start at a real picture and are compressed real pictures; synthetic "
-                            "ones start at random codes or a mean (auto: what --start says, else coded)",
-                            choices=ORIGINS)
-    start: str = option("auto", "where z starts: random codes, the mean latent of the centre's samples, or the sample "
-                        "nearest to the centre (auto: nearest if coded, mean if synthetic)", choices=STARTS)
-    target: str = option("centre", "what features match: the centre of the class, or the very sample that a coded "
-                         "exemplar starts at (feature-aware coding)", choices=("centre", "sample"))
-    match_layers: float = option(0.0, "weight of matching the maps of the layers below the features, too")
-    match_pixels: float = option(0.0, "weight of staying near the pixels of the sample (coded exemplars)")
-    natural: float = option(0.0, "weight of staying near latents that can be stored")
-    condense_steps: int = option(50, "steps of condensation")
-    condense_lr: float = option(0.02, "learning rate of condensation (AdamW)")
-    condense_perturb: bool = option(False, "condense under the transforms of F")
-    init_scale: float = option(1e-4, "standard deviation of a random start")
-    refresh: bool = option(False, "after each task condense the exemplars of all seen classes again")
-    prototype_dtype: str = option("float16", "how prototypes are stored", choices=("float16", "float32", "int8"))
-    record: bool = option(False, "keep every step of the last task's condensation in the run folder (records)")
-    prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes")
 
 
 class ProtoCore(Method):
@@ -102,7 +61,7 @@ class ProtoCore(Method):
         self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
         self.real = Replay(tools, "class", "real exemplars") if o.real else None
-        self.sigma = torch.full((1,), _sigma(o.noise))
+        self.sigma = torch.full((1,), sigma_of(o.noise))
         self.table = torch.empty(0, self.net.dim), torch.empty(0, dtype=torch.int64)
         self.about = 0.0
         self.steps = 0
@@ -260,7 +219,7 @@ class ProtoCore(Method):
         self.condensed.load(state)
         if self.real:
             self.real.load(state)
-        self.sigma = state.get("statistics/sigma", torch.full((1,), _sigma(self.options.noise)))
+        self.sigma = state.get("statistics/sigma", torch.full((1,), sigma_of(self.options.noise)))
 
     def scratch(self) -> dict[str, Tensor]:
         mine = {"table": self.table[0].cpu(), "table labels": self.table[1], "steps": torch.tensor([self.steps])}
@@ -271,16 +230,3 @@ class ProtoCore(Method):
         self.steps = int(scratch["steps"])
         if self.real:
             self.real.load_scratch(scratch)
-
-
-def _sigma(noise: str) -> float:
-    """A fixed σ, or NaN while it is still to be estimated."""
-    if noise == "auto":
-        return float("nan")
-    try:
-        value = float(noise)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UserError(f"--noise {noise!r}: give auto or a number from 0")
-    return value
