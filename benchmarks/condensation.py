@@ -3,8 +3,8 @@
     python benchmarks/condensation.py [--rounds 3] [--steps 10]
 
 All of a task's exemplars are one batch. "passes" is the same number of steps of quantise, decode, features and the
-gradient for z, and nothing else; "loop" condenses each class by itself. Ratios of processor time in one run, in turns; writes
-results/condensation.json.
+gradient for z, and nothing else; "loop" condenses each class by itself. Ratios of processor time in one run, in turns;
+writes results/condensation.json.
 """
 
 from __future__ import annotations

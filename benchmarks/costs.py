@@ -74,7 +74,8 @@ def main() -> None:
         print(method, rows[method], flush=True)
     again = seconds("er", arguments.epochs)["learning"]
     command = f"python benchmarks/costs.py --epochs {arguments.epochs}"
-    arguments.out.write_text(json.dumps({"command": command, "unit": "er, six epochs of a task = 1", "er_again": round(again / first, 3),
+    arguments.out.write_text(json.dumps({"command": command, "unit": "er, six epochs of a task = 1",
+                                         "er_again": round(again / first, 3),
                                          "er_seconds": round(first, 1), "methods": rows}, indent=1) + "\n")
 
 
