@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocore.bench import figures
+from protocore.bench.results import classes_of
 from protocore.bench.tables import markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 
@@ -81,7 +82,7 @@ def codec_runs_table(table: str) -> str:
 
 def _exemplars(result: dict[str, Any]) -> int:
     rows = sum(e["rows"] for e in result["ledger"] if e["name"].endswith("exemplars/labels"))
-    return round(rows / len(result["class_names"])) if result.get("class_names") else rows
+    return round(rows / classes_of(result))
 
 
 def starts_table(table: str) -> str:
