@@ -219,7 +219,7 @@ def test_images_that_are_not_square_have_eight_variants():
     assert expand(images, 8).shape == (16, 1, 4, 6)
     flags = {"method": "onpro", "benchmark": "digits", "backbone": "mlp"}
     with pytest.raises(UserError, match="--variants 8"):
-        Learner(configure(flags), (1, 4, 6))
+        Learner(configure(flags | {"variants": 16}), (1, 4, 6))
     Learner(configure(flags | {"variants": 8}), (1, 4, 6))
     Learner(configure(flags | {"instance": False}), (1, 4, 6))
 

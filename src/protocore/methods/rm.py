@@ -106,7 +106,7 @@ class RainbowMemory(Coreset):
         known = set(self.store.classes.tolist())  # empty in the first task, whose head is untrained anyway
         if self.options.fresh_head and known and not (self.tools.settings.online and known.issuperset(task.classes)):
             head = self.net.head
-            untrained = GrowingHead(head.dim, head.kind)
+            untrained = GrowingHead(head.dim, head.kind, xavier=head.xavier)
             untrained.grow(head.classes)
             head.load_state_dict(untrained.state_dict())
 

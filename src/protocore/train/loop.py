@@ -24,7 +24,7 @@ class Plan:
     samples: int
     batch: int
     steps: int
-    seed: tuple[int, int]  # the run's seed and the number of the task
+    seed: tuple[int, int]  # the run's seed and the number of the task, 0 for the first
     shuffled: bool = True
 
     @property
@@ -121,7 +121,8 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
     """Train the method's network on a task from step `start` to the end of the plan."""
     settings, net = method.tools.settings, method.net
     net.train()
-    flat = settings.cflat and (settings.cflat_first or len(method.seen) > len(method.current))
+    flat = settings.cflat and (settings.cflat_first or plan.seed[1] != 0)
+    trained = nn.ModuleList([net] if method.extra is None else [net, method.extra])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     in_company = any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
     if in_company and plan.samples < 2:
@@ -138,7 +139,7 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
         optimizer.zero_grad(set_to_none=True)
         if flat:
             loss = flat_step(lambda batch=batch: _loss(method, machine, replace(batch, notes={})),
-                             lambda batch=batch: _loss(method, machine, batch), net, parameters,
+                             lambda batch=batch: _loss(method, machine, batch), trained, parameters,
                              settings.cflat_rho, settings.cflat_lambda)
         else:
             loss = _loss(method, machine, batch)
