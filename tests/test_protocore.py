@@ -509,7 +509,7 @@ def test_twenty_plus_one():
 
 @pytest.mark.parametrize("spc", [1, 3])
 def test_spc_exemplars_and_one_prototype_a_class(spc):
-    mine = make(spc=spc)
+    mine = make(spc=spc, filter=False)  # misclassified samples count: else a class may have too few of them
     for first in (0, 2, 4):
         mine.learn(task_of(np.arange(24) % 2 + first, seed=first))
     state = mine.method.state()

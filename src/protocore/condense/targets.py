@@ -48,14 +48,11 @@ def k_means(points: Tensor, k: int, iterations: int = 20) -> Tensor:
 def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, keep: Tensor) -> Targets:
     """`per_class` centres of each class over the rows in `keep`: its mean, or the centres of a clustering.
 
-    Where fewer rows are kept than there are to be centres, all rows of the class are clustered instead.
+    A class of fewer such rows has fewer centres.
     """
     features, targets, nearest, members = [], [], [], []
     for label in classes:
-        of_label = labels == label
-        rows = (of_label & keep).nonzero().flatten()
-        if len(rows) < per_class:
-            rows = of_label.nonzero().flatten()
+        rows = ((labels == label) & keep).nonzero().flatten()
         of_class = z[rows]
         k = min(per_class, len(rows))
         group = k_means(F.normalize(of_class, dim=1), k) if k > 1 else torch.zeros_like(rows)
