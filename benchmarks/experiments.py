@@ -42,6 +42,7 @@ STARTS = {
     for start in ("nearest", "mean")
     for name, flags in {"layers": "--match-layers 1", "F": "--condense-perturb", "natural": "--natural 0.1"}.items()
 } | {
+    "mean-200-layers": "protocore --start mean --condense-steps 200 --match-layers 1",
     "nearest-50-sample": "protocore --start nearest --target sample --condense-steps 50",
     "nearest-50-sample-pixels": "protocore --start nearest --target sample --match-pixels 10 --condense-steps 50",
     "nearest-50-sample-layers": "protocore --start nearest --target sample --match-layers 1 --condense-steps 50",

@@ -33,6 +33,13 @@ def test_believed_are_the_correct_rows_or_all_of_a_class_without_any():
     assert believed(labels, torch.ones(7, dtype=torch.bool)).all()
 
 
+def test_a_class_with_fewer_correct_rows_than_are_wanted_counts_whole():
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    correct = torch.tensor([True, True, False, True, False, False])
+    assert believed(labels, correct, 2).tolist() == [True, True, False, True, True, True]
+    assert believed(labels, correct, 3).all()
+
+
 def inertia(points: torch.Tensor, group: torch.Tensor) -> float:
     return sum((points[group == g] - points[group == g].mean(0)).square().sum().item() for g in group.unique())
 
@@ -116,6 +123,18 @@ def test_well_separated_modes_of_a_class_get_a_target_each():
     assert sorted(targets.features.argmax(1).tolist()) == [0, 1, 2]
     for feature, member in zip(targets.features, targets.members, strict=True):
         assert truth[member].unique().tolist() == [int(feature.argmax())]
+
+
+@pytest.mark.parametrize(("wanted", "blend", "made"), [(3, 5, 3), (50, 5, 4), (50, 20, 1), (50, 30, 1)])
+def test_a_blended_target_is_the_mean_of_enough_samples(wanted, blend, made):
+    z, labels = some_features(60)  # 20 rows a class
+    targets = make_targets(z, labels, [0, 1, 2], wanted, torch.ones(60, dtype=torch.bool), blend)
+    assert targets.labels.bincount().tolist() == [made] * 3
+    for feature, label, member in zip(targets.features, targets.labels, targets.members, strict=True):
+        inside = member.nonzero().flatten()
+        assert len(inside) >= min(blend, 20)
+        assert bool((labels[inside] == label).all())
+        assert torch.allclose(feature, z[inside].mean(0))
 
 
 def test_no_more_targets_than_samples():

@@ -129,6 +129,21 @@ def test_a_task_of_wrong_arrays_is_refused(images, labels, says):
 # -- seconds ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("space", ["mix", "codec"])
+def test_a_picture_of_a_task_is_coded_once_and_not_remembered(space, monkeypatch):
+    images, labels = digits()
+    learner = make(method="er", spc=3, codec="vqgan:1", replay_space=space)
+    decoder, coded = learner.tools.decoder, []
+    encode = decoder.encode
+    monkeypatch.setattr(decoder, "encode", lambda x: coded.append(len(x)) or encode(x))
+    for classes in ((0, 1), (2, 3)):
+        rows = np.isin(labels, classes)
+        learner.learn(Task.from_arrays(images[rows], labels[rows]))
+    # Equal pictures would be coded once, too: the digits have none.
+    assert sum(coded) == int(np.isin(labels, (0, 1, 2, 3)).sum())
+    assert learner.tools.codings._known == {}
+
+
 def test_seconds_of_learning_leave_out_condensing_and_the_callers_own_work():
     images, labels = digits()
     learner = make(method="protocore", epochs=1, batch=50, condense_steps=5)

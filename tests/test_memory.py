@@ -36,7 +36,7 @@ from protocore.memory.ledger import (
 )
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.quota import Allowance
-from protocore.memory.store import ExemplarStore, smallest_dtype, to_uint8
+from protocore.memory.store import Codings, ExemplarStore, smallest_dtype, to_uint8
 
 
 class Coarse(Decoder):
@@ -398,6 +398,30 @@ def test_balanced_draw_takes_classes_alike_and_their_exemplars_alike() -> None:
     expected = torch.tensor([60_000 / 3 / sizes[k] for k in labels.tolist()])
     counts = torch.bincount(drawn.slots, minlength=14)
     assert float(((counts - expected) ** 2 / expected).sum()) < 45  # 13 degrees of freedom: p = 2e-5
+
+
+@pytest.mark.parametrize("codec", [Coarse, Squeezed])
+def test_images_of_the_open_task_are_coded_once(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (3, 8, 8)
+    decoder = codec(shape)
+    coded = []
+    encode = decoder.encode
+    monkeypatch.setattr(decoder, "encode", lambda images: coded.append(len(images)) or encode(images))
+    codings = Codings(decoder)
+    images = pictures(6, shape)
+    first = codings.of(images, remember=True)
+    store = ExemplarStore(decoder, codings=codings)
+    more = torch.cat([images[[4, 1, 4]], pictures(2, shape, seed=1)])
+    store.add(more, torch.zeros(5, dtype=torch.int64))
+    assert coded == [6, 2]  # the two that are new, and no picture twice
+    assert codings.of(images) == first
+    plain = ExemplarStore(codec(shape))
+    plain.add(more, torch.zeros(5, dtype=torch.int64))
+    assert same_bits(store.tensors(), plain.tensors())
+    assert torch.equal(store.images, plain.images)
+    codings.forget()
+    codings.of(images[:3])
+    assert coded == [6, 2, 3]
 
 
 def test_every_grey_value_survives_latents_and_what_replay_sees_is_what_is_stored() -> None:

@@ -154,6 +154,20 @@ def test_gradient_passes_straight_through(tiny: VQGAN) -> None:
     assert not torch.equal(decoder.quantise(z), z)
 
 
+def test_a_draft_is_storable_and_lies_between_greedy_and_the_long_search() -> None:
+    decoder = load(shipped(3), (3, 32, 32), 4)
+    z = decoder.encode(torch.from_numpy(crops(32)[:16]).float() / 255).requires_grad_(True)
+    draft = decoder.draft(z)
+    found = (decoder.quantise(z), draft, decoder.model.quantiser(z, 4, beam=1)[0])
+    long, quick, greedy = (float((codes - z).detach().square().mean()) for codes in found)
+    assert long < quick < greedy
+    assert quick < 1.2 * long
+    again = decoder.from_bytes(decoder.to_bytes(draft.detach()))
+    assert float((again - draft).abs().amax(1).lt(1e-4).float().mean()) > 0.95
+    (gradient,) = torch.autograd.grad(draft.sum(), z)
+    assert torch.equal(gradient, torch.ones_like(z))
+
+
 def test_moving_average_follows_a_slow_reference() -> None:
     torch.manual_seed(4)
     quantiser = Quantiser(TINY)

@@ -117,14 +117,14 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
             loss = loss + weights.pixels * (images - goals.images).square().mean()
         return loss, seen
 
-    def stored_loss() -> float:
-        with torch.no_grad():
-            return float(matched(decoder.quantise(z))[0])
+    @torch.no_grad()
+    def loss_of(stored: Tensor) -> float:
+        return float(matched(stored)[0])
 
-    result = Condensed(z.detach(), stored_loss(), 0.0)
+    result = Condensed(z.detach(), loss_of(decoder.quantise(z)), 0.0)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        stored = decoder.quantise(z)
+        stored = decoder.draft(z)
         loss, seen = matched(stored, perturb)
         if weights.natural:
             near = stored.detach()
@@ -137,7 +137,9 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
         if progress:
             progress(step + 1, steps)
     if steps:
-        result.after, result.z = stored_loss(), decoder.quantise(z).detach()
+        # The last draft, not the codes nearest to z: it is the draft that the steps have made good.
+        result.z = decoder.quantise(decoder.draft(z)).detach()
+        result.after = loss_of(result.z)
     else:  # as it was: a codec of pictures must not code twice what it stores once
         result.after = result.before
     return result

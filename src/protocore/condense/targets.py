@@ -19,11 +19,13 @@ class Targets:
     members: Tensor  # (m, n) bool: the samples that each centre stands for
 
 
-def believed(labels: Tensor, correct: Tensor) -> Tensor:
-    """Rows that count for their class: the correctly classified ones, or all of a class that has none."""
-    hopeless = torch.ones(int(labels.max()) + 1, dtype=torch.bool, device=labels.device)
-    hopeless[labels[correct]] = False
-    return correct | hopeless[labels]
+def believed(labels: Tensor, correct: Tensor, least: int = 1) -> Tensor:
+    """Rows that count for their class: the correctly classified ones, or all of a class that has fewer than `least`.
+
+    Where the memory has room for more exemplars than a class has correct samples, leaving it empty would be worse.
+    """
+    counts = torch.bincount(labels[correct], minlength=int(labels.max()) + 1)
+    return correct | (counts < least)[labels]
 
 
 def k_means(points: Tensor, k: int, iterations: int = 20) -> Tensor:
@@ -45,19 +47,24 @@ def k_means(points: Tensor, k: int, iterations: int = 20) -> Tensor:
     return torch.argsort(rank)[group]
 
 
-def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, keep: Tensor) -> Targets:
+def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, keep: Tensor,
+                 blend: int = 1) -> Targets:
     """`per_class` centres of each class over the rows in `keep`: its mean, or the centres of a clustering.
 
-    A class of fewer such rows has fewer centres.
+    Each centre is the mean of `blend` samples or more, so a class of n rows has at most n // blend centres (one at
+    least): without that, many centres of few samples would be those samples.
     """
     features, targets, nearest, members = [], [], [], []
     for label in classes:
         rows = ((labels == label) & keep).nonzero().flatten()
-        of_class = z[rows]
-        k = min(per_class, len(rows))
-        group = k_means(F.normalize(of_class, dim=1), k) if k > 1 else torch.zeros_like(rows)
+        unit = F.normalize(z[rows], dim=1)
+        k = max(min(per_class, len(rows) // blend), 1)
+        group = k_means(unit, k) if k > 1 else torch.zeros_like(rows)
         for g in range(int(group.max()) + 1):
             inside = rows[group == g]
+            if len(inside) < blend:  # its nearest neighbours join in
+                away = (unit - F.normalize(z[inside].mean(0), dim=0)).square().sum(1)
+                inside = rows[away.argsort()[:blend]]
             centre = z[inside].mean(0)
             gap = (F.normalize(z[inside], dim=1) - F.normalize(centre, dim=0)).square().sum(1)
             member = torch.zeros(len(z), dtype=torch.bool, device=z.device)

@@ -33,6 +33,10 @@ class Decoder(ABC):
     def quantise(self, z: Tensor) -> Tensor:
         """The nearest latent that can be stored; gradients pass straight through."""
 
+    def draft(self, z: Tensor) -> Tensor:
+        """Like `quantise`, but quick before exact: for the steps of an optimisation, which look at it once."""
+        return self.quantise(z)
+
     def random(self, count: int, scale: float) -> Tensor:
         """Latents that no picture went into: noise of this standard deviation, or random codes where it has them."""
         return scale * torch.randn(count, *self.latent_shape)

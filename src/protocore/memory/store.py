@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,39 @@ def to_uint8(images: Tensor) -> Tensor:
     return (images.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
+class Codings:
+    """What a lossy decoder stores of images. Those of the open task are coded once, whoever asks for them again.
+
+    They are part of the task's data: `forget` goes with its end.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._known: dict[bytes, bytes] = {}
+
+    @torch.no_grad()
+    def of(self, images: Tensor, *, remember: bool = False) -> list[bytes]:
+        """The bytes of uint8 images (N, C, H, W)."""
+        if not self._known and not remember:
+            return self._code(images)
+        names = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in images.cpu().numpy()]
+        new = {name: row for row, name in enumerate(names) if name not in self._known}
+        found = dict(zip(new, self._code(images[list(new.values())]), strict=True)) if new else {}
+        if remember:
+            self._known |= found
+        return [found[name] if name in found else self._known[name] for name in names]
+
+    def images(self, stored: list[bytes]) -> Tensor:
+        """What replay sees of them, uint8."""
+        return to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
+
+    def forget(self) -> None:
+        self._known = {}
+
+    def _code(self, images: Tensor) -> list[bytes]:
+        return self.decoder.to_bytes(self.decoder.encode(images.float() / 255))
+
+
 @dataclass
 class Drawn:
     """Some exemplars: uint8 images, labels, their slots, and whatever is stored beside them."""
@@ -44,8 +78,9 @@ class ExemplarStore:
     `columns` are further values of each exemplar (logits, losses): a row each, in the type they have.
     """
 
-    def __init__(self, decoder: Decoder, name: str = "exemplars") -> None:
+    def __init__(self, decoder: Decoder, name: str = "exemplars", codings: Codings | None = None) -> None:
         self.decoder = decoder
+        self.codings = codings or Codings(decoder)
         self.name = name
         self._images = torch.empty(0, *decoder.image_shape, dtype=torch.uint8)
         self._labels = torch.empty(0, dtype=torch.int64)
@@ -93,14 +128,16 @@ class ExemplarStore:
         if self.decoder.lossless:
             self._write(slots, images.cpu(), labels.cpu(), None, columns)
         else:
-            with torch.no_grad():
-                self.put_latents(slots, self.decoder.encode(images.float() / 255), labels, **columns)
+            self._put_stored(slots, self.codings.of(images), labels, columns)
 
     @torch.no_grad()
     def put_latents(self, slots: Tensor, z: Tensor, labels: Tensor, **columns: Tensor) -> None:
         """Write latents; what replay sees afterwards is decoded from the stored bytes."""
-        stored = self.decoder.to_bytes(z)
-        images = to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
+        self._put_stored(slots, self.decoder.to_bytes(z), labels, columns)
+
+    @torch.no_grad()
+    def _put_stored(self, slots: Tensor, stored: list[bytes], labels: Tensor, columns: Mapping[str, Tensor]) -> None:
+        images = self.codings.images(stored)
         self._write(slots, images, labels.cpu(), None if self.decoder.lossless else stored, columns)
 
     def _write(self, slots: Tensor, images: Tensor, labels: Tensor, stored: list[bytes] | None,
@@ -201,7 +238,7 @@ class ExemplarStore:
         if size is None:
             stored = self._stored
             if not stored and sample is not None:
-                stored = self.decoder.to_bytes(self.decoder.encode(sample().float() / 255))
+                stored = self.codings.of(sample())
             lengths = [len(s) for s in stored] or [math.prod(self.decoder.image_shape)]
             size = math.ceil(sum(lengths) / len(lengths)) + smallest_dtype(max(lengths)).itemsize
         columns = sum(v[:1].numel() * v.element_size() for v in self._columns.values())
@@ -258,8 +295,7 @@ class ExemplarStore:
             self._write(slots, payload, labels, None, mine)
         else:
             stored = self._cut(payload, lengths, len(labels))
-            images = to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
-            self._write(slots, images, labels, stored, mine)
+            self._write(slots, self.codings.images(stored), labels, stored, mine)
 
     def _cut(self, payload: Tensor, lengths: Tensor | None, count: int) -> list[bytes]:
         sizes = [payload.shape[-1]] * count if lengths is None else lengths.to(torch.int64).tolist()

@@ -17,7 +17,7 @@ from protocore.data.augment import Transform, to_float
 from protocore.data.stream import Task
 from protocore.decoders.base import Decoder
 from protocore.memory.quota import Allowance
-from protocore.memory.store import ExemplarStore
+from protocore.memory.store import Codings, ExemplarStore
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
 
@@ -51,13 +51,16 @@ class Tools:
     on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
     build: Callable[[], Network] | None = None  # makes an untrained network like `net`, without classes
 
+    def __post_init__(self) -> None:
+        self.codings = Codings(self.decoder)
+
     @property
     def allowance(self) -> Allowance:
         s = self.settings
         return Allowance(s.spc, s.capacity, s.budget)
 
     def store(self, name: str = "exemplars") -> ExemplarStore:
-        return ExemplarStore(self.decoder, name)
+        return ExemplarStore(self.decoder, name, self.codings)
 
     def fresh(self, outputs: int) -> Network:
         """An untrained network of the same kind, on the device: a proxy or reference model for a selection."""

@@ -147,11 +147,13 @@ class ProtoCore(Method):
             z, labels = self.task_features(task)
             with torch.no_grad():
                 correct = self.net.logits(z).argmax(1) == labels
-            keep = believed(labels, correct) if self.options.filter else torch.ones_like(correct)
+            if not self.options.filter:
+                correct = torch.ones_like(correct)
             if self.sigma.isnan():
                 self.sigma = radius(z, labels)[None].cpu()
             classes, per_class = list(task.classes), self.per_class(task)
-            targets = make_targets(z, labels, classes, per_class, keep)
+            blend = 1 if self.condensed.recipe.start == "nearest" else self.options.blend
+            targets = make_targets(z, labels, classes, per_class, believed(labels, correct, per_class * blend), blend)
             if self.options.target == "sample":
                 targets = replace(targets, features=z[targets.nearest])
             start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
@@ -166,7 +168,7 @@ class ProtoCore(Method):
             if self.options.record:
                 self.kept_records = self.condensed.records | {
                     "real": z.cpu(), "real labels": labels.cpu(), "losses": torch.tensor([made.before, made.after])}
-            means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), keep)
+            means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
             self.condensed.prototypes.set(classes, means)
 
     def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ class ProtoCoreOptions:
                             choices=ORIGINS)
     start: str = option("auto", "where z starts: random codes, the mean latent of the centre's samples, or the sample "
                         "nearest to the centre (auto: nearest if coded, mean if synthetic)", choices=STARTS)
+    blend: int = option(5, "real samples that a synthetic exemplar stands for, at least: a class of n samples has at "
+                        "most n / blend of them")
     target: str = option("centre", "what features match: the centre of the class, or the very sample that a coded "
                          "exemplar starts at (feature-aware coding)", choices=("centre", "sample"))
     match_layers: float = option(0.0, "weight of matching the maps of the layers below the features, too")

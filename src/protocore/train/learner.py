@@ -79,7 +79,7 @@ class Learner:
             self.begin(task, class_names)
         self._fit(task, plan, start, on_step)
         self.finish(task, progress)
-        task.close()
+        self._close(task)
         self._rehearse()
         return self
 
@@ -93,7 +93,7 @@ class Learner:
             self.begin(task, class_names, keep_optimizer=True)
         self._fit(task, plan, start, on_step)
         self.finish(task, progress)
-        task.close()
+        self._close(task)
         self._rehearse()
 
     def begin(self, task: Task, class_names: Sequence[str] | None = None, *, keep_optimizer: bool = False) -> None:
@@ -124,16 +124,20 @@ class Learner:
             memory.close()
 
     def _code(self, task: Task) -> None:
+        self.tools.codings.forget()
         if self.tools.space != "raw" and self.method.replays:
             with self.tools.timed("code"):
-                task.code(self.through_codec)
+                task.code(lambda images: self.through_codec(images, remember=True))
 
     @torch.no_grad()
-    def through_codec(self, images: Tensor) -> Tensor:
+    def through_codec(self, images: Tensor, *, remember: bool = False) -> Tensor:
         """uint8 images as they come back from the codec."""
-        decoder = self.tools.decoder
-        parts = [decoder.decode(decoder.quantise(decoder.encode(to_float(part)))) for part in images.split(256)]
-        return to_uint8(torch.cat(parts))
+        codings = self.tools.codings
+        return torch.cat([codings.images(codings.of(part, remember=remember)) for part in images.split(256)])
+
+    def _close(self, task: Task) -> None:
+        task.close()
+        self.tools.codings.forget()
 
     def _fit(self, task: Task, plan: Plan, start: int, on_step: StepHook | None) -> None:
         assert self._optimizer is not None
