@@ -29,7 +29,7 @@ COLOUR = ("vqgan:4", "vqgan:4,sweeps=2", "webp:1", "webp:10", "vqgan:8", "vqgan:
 GREY = ("vqgan:1", "vqgan:2", "webp:10", "vqgan:4", "webp:50")
 CASES = {"cifar100-10": COLOUR, "cifar10": COLOUR, "tinyimagenet-20": COLOUR, "fashion-mnist": GREY, "mnist": GREY,
          "digits": GREY}
-SLOW = 300  # pictures at most where the codes are searched for in sweeps
+SLOW = 500  # pictures at most where the codes are searched for in sweeps
 
 
 def measure(decoder: Decoder, images: Tensor) -> dict[str, Any]:

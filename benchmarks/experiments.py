@@ -20,15 +20,20 @@ from protocore.bench.results import small
 
 ROOT = Path(__file__).parent.parent
 
-# `er` in each codec at (about) equal bytes: the room of 1/3, 1 and 20 raw pictures a class, for 100 classes. Half of
-# a kilobyte a class is left to labels and headers where it is not used.
+# Each codec at (about) equal bytes: the room of 1/3, 1 and 20 raw pictures a class, for 100 classes, everything that is
+# kept counted. In the largest room the codecs may take more bytes a picture.
 ROOM = {"1KB": "100KB", "3KB": "310KB", "60KB": "6150KB"}
 BALANCED = "er --fill class --draw balanced --current masked"
+WEBP, CODES = ("webp:10", "webp:10", "webp:75"), ("vqgan:4", "vqgan:4", "vqgan")
 CODECS = {
     f"er-pixels-{size}": f"{BALANCED} --budget {room}" for size, room in ROOM.items() if size != "1KB"
 } | {
-    f"er-{name}-{size}-{space}": f"{BALANCED} --budget {room} --codec {codec} --replay-space {space}"
-    for name, codecs in {"webp": ("webp:10", "webp:10", "webp:75"), "codes": ("vqgan:4", "vqgan:4", "vqgan")}.items()
+    f"{name}-{size}-{space}": f"{words} --budget {room} --codec {codec} --replay-space {space}"
+    for name, (words, codecs) in {
+        "er-webp": (BALANCED, WEBP), "er-codes": (BALANCED, CODES),
+        "protocore-coded": ("protocore --exemplars coded", CODES),
+        "protocore-synthetic": ("protocore --exemplars synthetic", CODES),
+    }.items()
     for (size, room), codec in zip(ROOM.items(), codecs, strict=True)
     for space in ("mix", "raw", "codec")
 }

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocore.bench import figures
-from protocore.bench.results import classes_of
-from protocore.bench.tables import markdown_table, mean_std, replace_block
+from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +55,7 @@ def runs_table(table: str) -> str:
             "forgetting": over_seeds("class_incremental", "forgetting"),
             "task-inc. A_T": over_seeds("task_incremental", "A_T"),
             "kept": format_bytes(results[0]["bytes_kept"]),
+            "exemplars a class": exemplar_words(results[0]),
             "learn s": f"{sum(seconds) / len(seconds):.0f}",
             "select s": f"{sum(inner) / len(inner):.0f}" if any(inner) else "–",
             "seeds": str(len(results)),
@@ -72,17 +72,12 @@ def codec_runs_table(table: str) -> str:
         row = rows.setdefault((size, f"{method} {codec}"), {
             "room a class": size.replace("KB", " KB"), "memory": f"{method}, {codec}",
             "codec": f"`{results[0]['settings']['codec']}`",
-            "exemplars a class": str(_exemplars(results[0])), "kept": format_bytes(results[0]["bytes_kept"]),
+            "exemplars a class": exemplar_words(results[0]), "kept": format_bytes(results[0]["bytes_kept"]),
             "raw": "", "mix": "", "codec space": "",
         })
         values = mean_std([r["class_incremental"]["A_T"] for r in results])
         row[{"codec": "codec space"}.get(space[0], space[0]) if space else "raw"] = f"{values} ({len(results)})"
     return markdown_table([rows[key] for key in sorted(rows, key=lambda k: (order[k[0]], k[1]))])
-
-
-def _exemplars(result: dict[str, Any]) -> int:
-    rows = sum(e["rows"] for e in result["ledger"] if e["name"].endswith("exemplars/labels"))
-    return round(rows / classes_of(result))
 
 
 def starts_table(table: str) -> str:

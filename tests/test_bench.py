@@ -23,6 +23,7 @@ from rich.table import Table
 
 from protocore.bench import figures
 from protocore.bench.results import (
+    exemplars_of,
     is_finished,
     keeps_nothing,
     list_runs,
@@ -34,6 +35,7 @@ from protocore.bench.results import (
 )
 from protocore.bench.tables import (
     config_table,
+    exemplar_words,
     ledger_table,
     markdown_table,
     matrix_table,
@@ -250,7 +252,7 @@ def test_bounds_are_recognised() -> None:
 
 
 def test_summary_table_golden() -> None:
-    expected = {"method": "er spc 20", "A_T": "79.0", "A_L": "93.0", "Ā": "82.0", "forgetting": "18.7",
+    expected = {"method": "er spc 20 (25 real)", "A_T": "79.0", "A_L": "93.0", "Ā": "82.0", "forgetting": "18.7",
                 "task-inc. A_T": "97.5", "kept": "13.3 KB", "a class": "1.7 KB", "learn (s)": "12.3",
                 "condense (s)": "1.5"}
     assert summary_rows([made_up()]) == [expected]
@@ -260,24 +262,42 @@ def test_summary_table_golden() -> None:
     assert lines[-1] == ["joint", "79.0", "–", "–", "–", "97.5", "all data", "–", "7.0", "–"]
 
 
+def test_exemplars_are_counted_by_what_they_are() -> None:
+    def entry(name: str, rows: int) -> dict[str, Any]:
+        return {"name": f"{name}/labels", "bytes": rows, "rows": rows, "shared": False}
+
+    result = made_up(method="protocore", real=20)
+    result["ledger"] = [entry("synthetic exemplars", 16), entry("real exemplars", 160), entry("prototypes", 8)]
+    assert exemplars_of(result) == {"synthetic": 16, "real": 160}
+    assert exemplar_words(result) == "2 synthetic + 20 real"
+    result["settings"]["codec"] = "webp:10"  # what was a real picture is a compressed one now
+    assert exemplars_of(result) == {"synthetic": 16, "coded": 160}
+    result["ledger"] = [entry("coded exemplars", 4), entry("exemplars", 4)]
+    assert exemplar_words(result) == "1 coded"
+    assert exemplar_words(made_up(method="finetune")) == "–"
+
+
 def test_summary_table_shows_shared_bytes_where_there_are_some() -> None:
     decoder = made_up()
     decoder["ledger"].append({"name": "decoder", "bytes": 1_500_000, "rows": 1, "shared": True})
-    rows = summary_rows([decoder, made_up()])
-    assert [row["shared"] for row in rows] == ["1.5 MB", "0 B"]
-    assert rows[0]["kept"] == "13.3 KB"
-    assert "shared" not in summary_rows([made_up()])[0]
+    assert summary_rows([decoder])[0]["kept"] == "13.3 KB"
+    assert summary_table([decoder, made_up()]).caption == "Kept once beside it, for all classes: decoder, 1.5 MB"
+    assert summary_table([made_up()]).caption is None
 
 
-def test_summary_table_fits_a_terminal_and_takes_brackets_as_they_are() -> None:
+@pytest.mark.parametrize("shared", [0, 487_264])
+def test_summary_table_fits_a_terminal_and_takes_brackets_as_they_are(shared: int) -> None:
     result = made_up(benchmark="folder:[red]x[/red]", method="protocore", real=20)
     result["seconds"] = {"learn": 12345.6, "condense": 1234.5}
+    if shared:
+        result["ledger"].append({"name": "decoder", "bytes": shared, "rows": 1, "shared": True})
     console = Console(width=80, file=io.StringIO())
     console.print(summary_table([result]))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "folder:[red]x[/red]" in printed
     assert "…" not in printed
-    for cell in ("protocore", "20+1", "79.0", "93.0", "82.0", "18.7", "97.5", "13.3 KB", "1.7 KB", "12,346", "1,234"):
+    for cell in ("protocore", "20+1", "79.0", "93.0", "82.0", "18.7", "97.5", "13.3 KB", "1.7 KB",
+                 "12,346", "1,234", *(["487.3 KB"] if shared else [])):
         assert cell in printed
 
 

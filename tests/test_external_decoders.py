@@ -224,6 +224,29 @@ def contract(decoder: CodebookDecoder) -> None:
         decoder.encode(images(1, channels, height + 1, width))
 
 
+def test_taming_agrees_with_the_library_itself(tmp_path: Path) -> None:
+    # With its dependencies it asks for torchvision, which does not go with every build of torch.
+    why = "taming-transformers is not installed: pip install --no-deps taming-transformers-rom1504 einops"
+    model = pytest.importorskip("taming.modules.diffusionmodules.model", reason=why)
+    vqvae = pytest.importorskip("taming.modules.vqvae.quantize", reason=why)
+    torch.manual_seed(0)
+    theirs = torch.nn.ModuleDict({
+        "encoder": model.Encoder(**DDCONFIG), "decoder": model.Decoder(**DDCONFIG),
+        "quantize": vqvae.VectorQuantizer2(20, 5, beta=0.25, remap=None, sane_index_shape=False),
+        "quant_conv": torch.nn.Conv2d(6, 5, 1), "post_quant_conv": torch.nn.Conv2d(5, 6, 1),
+    }).eval()
+    torch.nn.init.normal_(theirs["quantize"].embedding.weight)
+    ours = taming.load(*written(tmp_path, theirs.state_dict()), (3, 16, 16))
+    with torch.no_grad():
+        latents = theirs["quant_conv"](theirs["encoder"](2 * images() - 1))
+        codes = theirs["quantize"](latents)[0]
+        pictures = (theirs["decoder"](theirs["post_quant_conv"](codes)) + 1) / 2
+        z = ours.encode(images())
+        assert torch.allclose(z, latents, atol=1e-5)
+        assert torch.allclose(ours.from_bytes(ours.to_bytes(z)), codes, atol=1e-5)
+        assert torch.allclose(ours.decode(codes), pictures.clamp(0, 1), atol=1e-5)
+
+
 def test_taming_contract(tiny: taming.Taming) -> None:
     contract(tiny)
     assert tiny.exemplar_bytes == 10  # 16 indices of 5 bits for 20 codes

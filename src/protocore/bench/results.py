@@ -137,6 +137,18 @@ def shared_bytes(result: dict[str, Any]) -> int:
     return sum(e["bytes"] for e in result["ledger"] if e["shared"])
 
 
+def exemplars_of(result: dict[str, Any]) -> dict[str, int]:
+    """How many exemplars are kept, by what they are: synthetic, coded (a compressed real picture) or real."""
+    found: dict[str, int] = {}
+    for entry in result["ledger"]:
+        if entry["name"].endswith("exemplars/labels"):
+            kind = entry["name"].partition(" ")[0]
+            if kind not in ("synthetic", "coded"):
+                kind = "real" if result["settings"]["codec"] == "pixels" else "coded"
+            found[kind] = found.get(kind, 0) + entry["rows"]
+    return found
+
+
 def run_labels(results: list[dict[str, Any]]) -> list[str]:
     """A short name for each run: method, size, and whatever else sets it apart from runs named alike."""
     values = [{**r["settings"], **r["options"]} for r in results]

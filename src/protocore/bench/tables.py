@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from protocore.bench.results import classes_of, run_labels, saw_everything, shared_bytes
+from protocore.bench.results import classes_of, exemplars_of, run_labels, saw_everything
 from protocore.config import flag, format_bytes
 from protocore.errors import UserError
 from protocore.train.metrics import Matrix
@@ -33,13 +33,12 @@ def mean_std(values: Sequence[float]) -> str:
 
 def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     """A row a run: how right it is, what it keeps, what it costs."""
-    some_shared = any(shared_bytes(r) for r in results)
     rows = []
     for label, r in zip(run_labels(results), results, strict=True):
         free, told, seconds = r["class_incremental"], r["task_incremental"], r["seconds"]
         all_data = saw_everything(r)
         row = {
-            "method": label,
+            "method": label if (words := exemplar_words(r)) == NONE else f"{label} ({words})",
             "A_T": _percent(free["A_T"]),
             "A_L": _percent(free["A_L"]),
             "Ā": _percent(free["A_mean"]),
@@ -48,8 +47,6 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
             "kept": "all data" if all_data else format_bytes(r["bytes_kept"]),
             "a class": NONE if all_data else format_bytes(r["bytes_kept"] / classes_of(r)),
         }
-        if some_shared:
-            row["shared"] = format_bytes(shared_bytes(r))
         inner = [v for k, v in seconds.items() if k != "learn"]
         row["learn (s)"] = _seconds(seconds.get("learn", 0.0))
         row["condense (s)"] = _seconds(sum(inner)) if inner else NONE
@@ -57,14 +54,26 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     return rows
 
 
+def exemplar_words(result: dict[str, Any]) -> str:
+    """Exemplars a class and what they are: `20 real + 1 coded`."""
+    counts = {kind: count / classes_of(result) for kind, count in exemplars_of(result).items()}
+    return " + ".join(f"{count:.0f} {kind}" if count >= 1 else f"{count:.1f} {kind}"
+                      for kind, count in counts.items()) or NONE
+
+
 def summary_table(results: list[dict[str, Any]]) -> Table:
     """Runs side by side; seconds of learning apart from those of condensing or selecting."""
     benchmarks = dict.fromkeys(r["settings"]["benchmark"] for r in results)
     table = _table(", ".join(benchmarks))
     rows = summary_rows(results)
+    shared = {e["name"]: format_bytes(e["bytes"]) for r in results for e in r["ledger"] if e["shared"] and e["bytes"]}
+    if shared:  # no room for a column of it in a terminal
+        words = "; ".join(f"{name}, {size}" for name, size in shared.items())
+        table.caption, table.caption_justify = escape(f"Kept once beside it, for all classes: {words}"), "left"
     for name in rows[0] if rows else ("method", "A_T"):
         first = name == "method"
-        table.add_column(HEADINGS.get(name, name), justify="left" if first else "right", no_wrap=not first,
+        table.add_column(HEADINGS.get(name, name), justify="left" if first else "right",
+                         no_wrap=not first,
                          min_width=10 if first else None)
     for row in rows:
         table.add_row(*map(escape, row.values()))

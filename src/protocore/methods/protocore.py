@@ -56,7 +56,10 @@ class ProtoCore(Method):
                 raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
                                 "for no single picture")
         weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
-        recipe = Recipe(weights, o.condense_steps, o.condense_lr, start, o.init_scale,
+        coded = start == "nearest"
+        steps = (0 if coded else 50) if o.condense_steps is None else o.condense_steps
+        self.blend = 1 if coded else o.blend
+        recipe = Recipe(weights, steps, o.condense_lr, start, o.init_scale,
                         self.perturb if o.condense_perturb else None, o.refresh, o.target, o.record)
         self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
@@ -152,8 +155,8 @@ class ProtoCore(Method):
             if self.sigma.isnan():
                 self.sigma = radius(z, labels)[None].cpu()
             classes, per_class = list(task.classes), self.per_class(task)
-            blend = 1 if self.condensed.recipe.start == "nearest" else self.options.blend
-            targets = make_targets(z, labels, classes, per_class, believed(labels, correct, per_class * blend), blend)
+            rows = believed(labels, correct, per_class * self.blend)
+            targets = make_targets(z, labels, classes, per_class, rows, self.blend)
             if self.options.target == "sample":
                 targets = replace(targets, features=z[targets.nearest])
             start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocore.condense.memory import ORIGINS, STARTS
-from protocore.config import option
+from protocore.config import flag, option
 from protocore.errors import UserError
 
 
@@ -43,14 +43,21 @@ class ProtoCoreOptions:
     match_layers: float = option(0.0, "weight of matching the maps of the layers below the features, too")
     match_pixels: float = option(0.0, "weight of staying near the pixels of the sample (coded exemplars)")
     natural: float = option(0.0, "weight of staying near latents that can be stored")
-    condense_steps: int = option(50, "steps of condensation")
+    condense_steps: int | None = option(None, "steps of condensation (default: 0 for coded exemplars, which steps do "
+                                        "not make better, 50 for synthetic ones)")
     condense_lr: float = option(0.02, "learning rate of condensation (AdamW)")
     condense_perturb: bool = option(False, "condense under the transforms of F")
     init_scale: float = option(1e-4, "standard deviation of a random start")
     refresh: bool = option(False, "after each task condense the exemplars of all seen classes again")
-    prototype_dtype: str = option("float16", "how prototypes are stored", choices=("float16", "float32", "int8"))
+    prototype_dtype: str = option("int8", "how prototypes are stored", choices=("float16", "float32", "int8"))
     record: bool = option(False, "keep every step of the last task's condensation in the run folder (records)")
     prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes")
+
+    def __post_init__(self) -> None:
+        for name, least in {"blend": 1, "condense_steps": 0, "real": 0, "prototype_every": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{flag(name)} {value} must be at least {least}")
 
 
 def sigma_of(noise: str) -> float:
