@@ -173,8 +173,7 @@ class ProtoCore(Method):
                     "real": z.cpu(), "real labels": labels.cpu(), "losses": torch.tensor([made.before, made.after])}
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
             self.condensed.prototypes.set(classes, means)
-        settle(self.tools.settings.budget, self.exemplars, self.state,
-               lambda n: self.exemplars.keep(self.exemplars.first_of_each(n)))
+        settle(self.tools.settings.budget, self.exemplars, self.state)
 
     def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features, and the maps of the layers below them as one row an image."""

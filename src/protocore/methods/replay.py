@@ -21,11 +21,12 @@ def sample_of(task: Task, count: int = 64) -> Tensor:
 
 
 def settle(budget: int | None, store: ExemplarStore, kept: Callable[[], Mapping[str, Tensor]],
-           fewer: Callable[[int], None]) -> None:
+           fewer: Callable[[int], None] | None = None) -> None:
     """Where the size of an exemplar depends on the picture, drop what is over the budget after all.
 
-    `fewer(n)` leaves n exemplars of each class; `kept()` is what the budget counts.
+    `kept()` is what the budget counts; `fewer(n)` leaves n exemplars of each class, the first ones unless it knows better.
     """
+    fewer = fewer or (lambda n: store.keep(store.first_of_each(n)))
     while budget is not None and len(store) and ledger_of(kept()).total > budget:
         fewer(max(store.counts().values()) - 1)
 
