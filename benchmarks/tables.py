@@ -103,7 +103,7 @@ def codecs_table() -> str:
                 rows.append({"test pictures of": data, "codec": f"`{codec}`", "bytes": f"{r['bytes']:g}",
                              "PSNR, dB": f"{r['psnr']:.2f}", "encode ms": f"{r['encode_ms']:.2f}",
                              "decode ms": f"{r['decode_ms']:.2f}",
-                             "entropy, bytes": f"{r['entropy_bytes']:g}" if "entropy_bytes" in r else "",
+                             "ideal, bytes": f"{r['entropy_bytes']:g}" if "entropy_bytes" in r else "",
                              "pictures": f"{r['pictures']:,}"})
     return markdown_table(rows)
 

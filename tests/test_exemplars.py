@@ -15,6 +15,7 @@ from protocore.cli import main
 from protocore.condense.loop import Goals, Weights, condense, flat_maps
 from protocore.condense.memory import CondensedMemory, Recipe, start_for
 from protocore.condense.targets import Targets
+from protocore.data.stream import Task
 from protocore.decoders import decoder_named
 from protocore.decoders.pixels import Pixels
 from protocore.decoders.training import train_decoder
@@ -23,6 +24,8 @@ from protocore.errors import DataError, UserError
 from protocore.memory.ledger import read_tensors
 from protocore.memory.pack import read_pack
 from protocore.memory.prototypes import PrototypeStore
+from protocore.methods import METHODS
+from protocore.train.learner import Learner
 from protocore.train.run import configure, run
 
 SHAPE = (1, 8, 8)
@@ -203,6 +206,22 @@ def test_every_way_of_making_them_ends_in_a_memory_whose_file_is_as_long_as_its_
     assert {g.decoder for g in pack.info.groups.values()} == {flags.get("codec", "pixels")}
 
 
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.replays])
+def test_pictures_that_take_more_bytes_than_those_before_them_stay_within_the_budget(method):
+    flags = {"method": method, "codec": "webp:90", "budget": 12_000, "epochs": 1, "threads": 1, "width": 8}
+    learner = Learner(configure(flags), (1, 16, 16))
+    rng = np.random.default_rng(0)
+    blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
+    learner.learn(Task.from_arrays(blank, np.repeat([0, 1], 40)))
+    assert learner.method.stores()[0].row_bytes(4) < 40
+    learner.learn(Task.from_arrays(noisy, np.repeat([2, 3], 40)))
+    store = learner.method.stores()[0]
+    assert learner.ledger().total <= 12_000
+    assert store.counts().keys() == {0, 1, 2, 3}
+    # Room for 40 of each, if all were like the first: the noisy ones take ten times as much.
+    assert store.counts()[3] < 35
+
+
 def test_the_record_of_the_steps_and_its_figure(tmp_path):
     out = tmp_path / "run"
     words = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items() if k not in ("method", "benchmark")]
@@ -294,7 +313,8 @@ def test_a_trained_file_has_a_codec_name_with_and_without_stages(trained, tmp_pa
 
 @pytest.mark.parametrize(("name", "words"), [
     ("gif", "unknown"), ("pixels:3", "no number"), ("webp:a", "a whole number"), ("vqgan:99", "1\\.\\.4"),
-    ("vqgan,sweeps=x", "sweeps=N"), ("webp:10,sweeps=2", "no option"), ("vqgan:nowhere.safetensors", "nowhere"),
+    ("vqgan,sweeps=x", "sweeps=N"), ("webp,entropy", "no option"),
+    ("vqgan:1,entropy=1", "no option"), ("webp:10,sweeps=2", "no option"), ("vqgan:nowhere.safetensors", "nowhere"),
     ("taming:nowhere", "one .yaml and one .ckpt"), ("taming", "taming:FOLDER"), ("diffusers", "diffusers:FOLDER"),
 ])
 def test_a_codec_that_cannot_be_is_named_with_the_way_out(name, words):

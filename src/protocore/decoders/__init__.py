@@ -18,16 +18,17 @@ __all__ = ["DECODERS", "Decoder", "ImageShape", "decoder_named"]
 
 @dataclass(frozen=True)
 class Wish:
-    """What a codec's name asks for: `vqgan:mine.safetensors:4,sweeps=2` has source, number and sweeps."""
+    """What a codec's name asks for: `vqgan:mine.safetensors:4,sweeps=2,entropy` has source, number and options."""
 
     name: str
     source: str = ""
     number: int | None = None
     sweeps: int = 0
+    entropy: bool = False
 
     def plain(self, *, source: bool = False, number: bool = False) -> Wish:
         """Itself, if it asks for nothing that this codec has not."""
-        if (self.source and not source) or (self.number is not None and not number) or self.sweeps:
+        if (self.source and not source) or (self.number is not None and not number):
             kind = self.name.partition(":")[0]
             takes = "a whole number" if number else "a folder" if source else "no number"
             raise UserError(f"--codec {self.name!r}: {kind} takes {takes}")
@@ -50,7 +51,7 @@ def _jpeg(shape: ImageShape, wish: Wish) -> Decoder:
 
 
 def _vqgan(shape: ImageShape, wish: Wish) -> Decoder:
-    return load(wish.source or shipped(shape[0]), shape, wish.number, wish.sweeps)
+    return load(wish.source or shipped(shape[0]), shape, wish.number, wish.sweeps, wish.entropy)
 
 
 def _diffusers(shape: ImageShape, wish: Wish) -> Decoder:
@@ -78,7 +79,8 @@ DECODERS: dict[str, tuple[Callable[[ImageShape, Wish], Decoder], str]] = {
     "webp": (_webp, "WebP without its header; webp:Q for quality Q"),
     "jpeg": (_jpeg, "JPEG without its tables; jpeg:Q for quality Q"),
     "vqgan": (_vqgan, "codes of the small VQGAN that ships with the package; vqgan:N for N residual stages, "
-              "vqgan:FILE or vqgan:FILE:N for one of `decoder train`; vqgan:N,sweeps=2 looks longer for good codes"),
+              "vqgan:FILE or vqgan:FILE:N for one of `decoder train`; vqgan:N,sweeps=2 looks longer for good codes, "
+              "vqgan:N,entropy gives frequent codes fewer bits"),
     "diffusers": (_diffusers, "codes of a diffusers VQModel; diffusers:FOLDER or diffusers:HUB-ID"),
     "taming": (_taming, "codes of a taming-transformers VQGAN; taming:FOLDER with its .yaml and .ckpt"),
 }
@@ -92,17 +94,23 @@ def decoder_named(name: str, image_shape: ImageShape) -> Decoder:
         rest, comma, options = rest.partition(",")
     if kind not in DECODERS:
         raise UserError(f"--codec {name!r} is unknown; choose one of {', '.join(DECODERS)}")
-    sweeps = options.removeprefix("sweeps=")
-    if comma and (kind != "vqgan" or options == sweeps or not sweeps.isdigit()):
-        raise UserError(f"--codec {name!r}: {options!r} is no option of {kind}; vqgan takes sweeps=N")
+    sweeps, entropy = 0, False
+    for word in options.split(",") if comma else ():
+        number = word.removeprefix("sweeps=")
+        if kind == "vqgan" and word == "entropy":
+            entropy = True
+        elif kind == "vqgan" and word != number and number.isdigit():
+            sweeps = int(number)
+        else:
+            raise UserError(f"--codec {name!r}: {word!r} is no option of {kind}; vqgan takes sweeps=N and entropy")
     source, _, number = rest.rpartition(":")
     if not number.isdigit():
         source, number = rest, ""
     try:
-        decoder = DECODERS[kind][0](image_shape, Wish(name, source, int(number) if number else None,
-                                                      int(sweeps) if comma else 0))
+        wish = Wish(name, source, int(number) if number else None, sweeps, entropy)
+        decoder = DECODERS[kind][0](image_shape, wish)
     except DataError as error:
         raise DataError(f"--codec {name!r}: {error}") from None
     # What the ledger and the pack say; where a file lies is nobody else's business.
-    decoder.codec = f"{kind}:{number}" if number else kind
+    decoder.codec = (f"{kind}:{number}" if number else kind) + (",entropy" if entropy else "")
     return decoder

@@ -164,6 +164,21 @@ def _entropy(counts: Tensor) -> Tensor:
     return -torch.special.xlogy(share, share).sum()
 
 
+@torch.no_grad()
+def count_codes(model: VQGAN, arrays: Sequence[Pictures], pictures: int = 4000) -> None:
+    """Let the model know how often each code occurs in (some of) these pictures, for entropy coding."""
+    counts = torch.full((model.config.stages, model.config.codes), 0.5)  # no code is impossible
+    total = sum(len(a) for a in arrays)
+    for array in arrays:
+        chosen = np.linspace(0, len(array) - 1, max(1, pictures * len(array) // total)).astype(int)
+        for part in torch.from_numpy(array[chosen]).split(256):
+            z = model.encoder(reflect_pad(part.float() / 255, model.config.factor))
+            indices = model.quantiser.indices(z, model.config.stages).transpose(0, 1).flatten(1)
+            counts += torch.stack([torch.bincount(row, minlength=model.config.codes) for row in indices])
+    # float16 as it will be stored: 1 is an even share
+    model.frequencies = (counts / counts.mean(1, keepdim=True)).half().float()
+
+
 def picture_of(model: VQGAN, pictures: Pictures, stages: int) -> Image.Image:
     """Up to 16 pictures in a row, each original above its reconstruction."""
     shown = pictures[:16]
@@ -348,6 +363,7 @@ def train_decoder(
     model.quantiser.beam = config.beam
     # what is measured is what is stored: float16
     model.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
+    count_codes(model, arrays)
     report: dict[str, Any] = {
         "config": asdict(config),
         "options": asdict(options),

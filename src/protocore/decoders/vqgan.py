@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from protocore.decoders.base import Decoder, ImageShape
 from protocore.decoders.bits import bits_per_code, pack, packed_bytes, unpack
+from protocore.decoders.entropy import EntropyCoder
 from protocore.errors import DataError
 
 FORMAT = "protocore-vqgan"
 VERSION = 1
+FREQUENCIES = "frequencies"  # a tensor of the file that a model may do without
 MAX_FILE_BYTES = 256 * 2**20
 _DRAFT_BEAM = 2
 _CHUNK_SCORES = 2**19  # entries of a score matrix held at once: they stay in the processor's cache
@@ -282,6 +284,8 @@ class VQGAN(nn.Module):
         self.encoder = Encoder(config)
         self.quantiser = Quantiser(config)
         self.decoder = DecoderNet(config)
+        # How often each code occurs (stages, codes), 1 being an even share: for entropy coding, where it is known.
+        self.frequencies: Tensor | None = None
 
     def forward(self, images: Tensor, stages: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Reconstruction (not clamped), latents, indices."""
@@ -311,8 +315,12 @@ class VQGANDecoder(Decoder):
 
     name = "vqgan"
 
-    def __init__(self, model: VQGAN, image_shape: ImageShape, stages: int | None = None, sweeps: int = 0) -> None:
-        """`sweeps` > 0 makes `encode` look for better codes through the decoder: see `refine`."""
+    def __init__(self, model: VQGAN, image_shape: ImageShape, stages: int | None = None, sweeps: int = 0,
+                 entropy: bool = False) -> None:
+        """`sweeps` > 0 makes `encode` look for better codes through the decoder: see `refine`.
+
+        `entropy` stores frequent codes in fewer bits, so that exemplars differ in size.
+        """
         super().__init__(image_shape)
         config = model.config
         if image_shape[0] != config.channels or min(image_shape) < 1:
@@ -324,13 +332,20 @@ class VQGANDecoder(Decoder):
         if not 1 <= self.stages <= config.stages:
             raise DataError(f"stages is {stages}, but this VQGAN has codebooks for 1..{config.stages}")
         self.sweeps = sweeps
+        self.coder = None
+        if entropy:
+            if model.frequencies is None:
+                raise DataError("these weights do not say how often each code occurs: leave ',entropy' out, or train "
+                                "them again")
+            self.coder = EntropyCoder(model.frequencies[: self.stages].numpy())
         self.config = config
         self.model = model.eval().requires_grad_(False)
         self._digest = weights_digest(model)
 
     def with_shape(self, image_shape: ImageShape, stages: int | None = None) -> VQGANDecoder:
         """The same weights for other pictures or another number of stages."""
-        return VQGANDecoder(self.model, image_shape, self.stages if stages is None else stages, self.sweeps)
+        chosen = self.stages if stages is None else stages
+        return VQGANDecoder(self.model, image_shape, chosen, self.sweeps, self.coder is not None)
 
     def encode(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.image_shape:
@@ -405,11 +420,17 @@ class VQGANDecoder(Decoder):
         return self.model.quantiser.indices(z, self.stages)
 
     def to_bytes(self, z: Tensor) -> list[bytes]:
-        return pack(self.indices(z).flatten(1).cpu().numpy(), self.config.codes)
+        indices = self.indices(z).cpu()
+        if self.coder:
+            return self.coder.pack(indices.flatten(2).numpy())
+        return pack(indices.flatten(1).numpy(), self.config.codes)
 
     def from_bytes(self, stored: Sequence[bytes]) -> Tensor:
         _, height, width = self.latent_shape
-        indices = unpack(stored, self.stages * height * width, self.config.codes)
+        if self.coder:
+            indices = self.coder.unpack(stored, height * width)
+        else:
+            indices = unpack(stored, self.stages * height * width, self.config.codes)
         found = torch.from_numpy(indices).view(-1, self.stages, height, width)
         return self.model.quantiser.lookup(found.to(self.model.quantiser.codes.device))
 
@@ -419,9 +440,9 @@ class VQGANDecoder(Decoder):
         return self.config.code_dim, -(-height // self.config.factor), -(-width // self.config.factor)
 
     @property
-    def exemplar_bytes(self) -> int:
+    def exemplar_bytes(self) -> int | None:
         _, height, width = self.latent_shape
-        return packed_bytes(self.stages * height * width, self.config.codes)
+        return None if self.coder else packed_bytes(self.stages * height * width, self.config.codes)
 
     @property
     def bits_per_index(self) -> int:
@@ -429,14 +450,18 @@ class VQGANDecoder(Decoder):
 
     @property
     def digest(self) -> str:
-        tail = f"{self._digest} {self.image_shape} {self.stages}"
-        return hashlib.sha256(tail.encode()).hexdigest()
+        tail = f"{self._digest} {self.image_shape} {self.stages}".encode()
+        if self.coder and self.model.frequencies is not None:
+            tail += b" entropy " + self.model.frequencies[: self.stages].half().numpy().tobytes()
+        return hashlib.sha256(tail).hexdigest()
 
     @property
     def shared_bytes(self) -> int:
         """Decoder and the codebooks in use, in float16: what a device needs to show what it stored."""
         quantiser = self.model.quantiser
         used = quantiser.codes[: self.stages].numel() + quantiser.bases[: self.stages].numel()
+        if self.coder:
+            used += self.stages * self.config.codes
         return 2 * (used + sum(p.numel() for p in self.model.decoder.parameters()))
 
     @property
@@ -462,7 +487,8 @@ def _weights_digest(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
 
 def save(model: VQGAN, path: Path) -> None:
     """Write the weights in float16, the configuration beside them; the file appears whole or not at all."""
-    weights = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.state_dict().items()}
+    tensors = model.state_dict() | ({} if model.frequencies is None else {FREQUENCIES: model.frequencies})
+    weights = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in tensors.items()}
     lost = sorted(k for k, v in weights.items() if not bool(torch.isfinite(v).all()))
     if lost:
         raise DataError(f"{path}: float16 cannot hold {', '.join(lost)}: training has diverged")
@@ -499,6 +525,8 @@ def load_model(path: Path) -> VQGAN:
     with torch.device("meta"):
         model = VQGAN(config)
     expected = model.state_dict()
+    if FREQUENCIES in weights:
+        expected[FREQUENCIES] = torch.empty(config.stages, config.codes, device="meta")
     if weights.keys() != expected.keys():
         lacks, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
         raise DataError(f"{path}: lacks tensors {lacks}, extra tensors {extra}: not the file its header says")
@@ -512,10 +540,14 @@ def load_model(path: Path) -> VQGAN:
             raise DataError(f"{path}: {name} holds values that are not finite: damaged")
     if _weights_digest(config, weights) != header.get("sha256"):
         raise DataError(f"{path}: the weights do not match their hash: damaged, copy or train it again")
+    frequencies = weights.pop(FREQUENCIES, None)
+    if frequencies is not None and not bool((frequencies > 0).all()):
+        raise DataError(f"{path}: {FREQUENCIES} must be above zero: damaged")
     with torch.random.fork_rng(devices=[]):  # a file that is read must not move the caller's random numbers
         model = VQGAN(config)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     model.quantiser.seed_averages()
+    model.frequencies = None if frequencies is None else frequencies.float()
     return model
 
 
@@ -545,11 +577,12 @@ def _config(path: Path, header: Mapping[str, str]) -> VQGANConfig:
 
 
 def load(
-    path: Path | str, image_shape: ImageShape | None = None, stages: int | None = None, sweeps: int = 0
+    path: Path | str, image_shape: ImageShape | None = None, stages: int | None = None, sweeps: int = 0,
+    entropy: bool = False,
 ) -> VQGANDecoder:
     """A decoder from a file of `save`, for 32 x 32 pictures unless told otherwise."""
     model = load_model(Path(path))
-    return VQGANDecoder(model, image_shape or (model.config.channels, 32, 32), stages, sweeps)
+    return VQGANDecoder(model, image_shape or (model.config.channels, 32, 32), stages, sweeps, entropy)
 
 
 def shipped(channels: int) -> Path:

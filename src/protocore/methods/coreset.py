@@ -10,10 +10,9 @@ from torch import Tensor
 
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.memory.ledger import ledger_of
 from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.replay import sample_of
+from protocore.methods.replay import sample_of, settle
 
 
 class Pool:
@@ -113,10 +112,7 @@ class Coreset(Method):
         self.store.keep(torch.cat([torch.arange(len(others)), at]))
 
     def settle(self) -> None:
-        """Where the size of an exemplar depends on the picture, drop what is over the budget after all."""
-        budget = self.tools.settings.budget
-        while budget is not None and len(self.store) and ledger_of(self.state()).total > budget:
-            self.store.keep(self.store.first_of_each(max(self.store.counts().values()) - 1))
+        settle(self.tools.settings.budget, self.store, self.state)
 
     def per_class(self, task: Task) -> int:
         classes = max(len(self.seen), 1)

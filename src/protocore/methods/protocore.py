@@ -21,7 +21,7 @@ from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss, radius
 from protocore.methods.protocore_options import ProtoCoreOptions, sigma_of
-from protocore.methods.replay import Replay, sample_of
+from protocore.methods.replay import Replay, sample_of, settle
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
 
@@ -173,6 +173,7 @@ class ProtoCore(Method):
                     "real": z.cpu(), "real labels": labels.cpu(), "losses": torch.tensor([made.before, made.after])}
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
             self.condensed.prototypes.set(classes, means)
+        settle(self.tools.settings.budget, self.exemplars, self.state)
 
     def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features, and the maps of the layers below them as one row an image."""

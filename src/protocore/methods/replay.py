@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,13 +11,24 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.fill import BalancedReservoir, Reservoir
 from protocore.memory.ledger import ledger_of
-from protocore.memory.store import Drawn
+from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Tools
 
 
 def sample_of(task: Task, count: int = 64) -> Tensor:
     """Some of the task's images, evenly over it: what a codec makes of them tells what an exemplar will take."""
     return task.take(torch.linspace(0, len(task) - 1, min(count, len(task))).long())
+
+
+def settle(budget: int | None, store: ExemplarStore, kept: Callable[[], Mapping[str, Tensor]],
+           fewer: Callable[[int], None] | None = None) -> None:
+    """Where the size of an exemplar depends on the picture, drop what is over the budget after all.
+
+    `kept()` is what the budget counts; `fewer(n)` leaves n exemplars of each class, the first ones unless it knows better.
+    """
+    fewer = fewer or (lambda n: store.keep(store.first_of_each(n)))
+    while budget is not None and len(store) and ledger_of(kept()).total > budget:
+        fewer(max(store.counts().values()) - 1)
 
 
 class Replay:
@@ -50,14 +61,10 @@ class Replay:
         self.filler.resize(fits)
 
     def settle(self) -> None:
-        """Where the size of an exemplar depends on the picture, drop what is over the budget after all."""
-        budget = self.tools.settings.budget
-        while budget is not None and len(self.store) and ledger_of(self.tensors()).total > budget:
-            largest = max(self.store.counts().values())
-            if isinstance(self.filler, BalancedReservoir):
-                self.filler.resize(largest - 1)
-            else:
-                self.filler.resize(len(self.store) - max(len(self.store) // 100, 1))
+        filler, store = self.filler, self.store
+        fewer = filler.resize if isinstance(filler, BalancedReservoir) \
+            else lambda _: filler.resize(len(store) - max(len(store) // 100, 1))
+        settle(self.tools.settings.budget, store, self.tensors, fewer)
 
     def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
         self.filler.offer(images, labels, **columns)
