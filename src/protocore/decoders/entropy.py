@@ -7,6 +7,7 @@ zero bytes are left out, so what is stored is as long as its information, to the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,9 @@ class EntropyCoder:
 
     def __init__(self, frequencies: NDArray[np.floating]) -> None:
         try:
-            import constriction
+            stream: Any = import_module("constriction").stream
         except ImportError:
             raise UserError("a codec with ',entropy' needs the extra: pip install 'protocore[entropy]'") from None
-        stream: Any = constriction.stream
         self._coder = stream.stack.AnsCoder
         shares = np.asarray(frequencies, dtype=np.float64)
         self._models = [stream.model.Categorical(row / row.sum(), perfect=False) for row in shares]

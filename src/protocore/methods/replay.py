@@ -24,7 +24,7 @@ def settle(budget: int | None, store: ExemplarStore, kept: Callable[[], Mapping[
            fewer: Callable[[int], None] | None = None) -> None:
     """Where the size of an exemplar depends on the picture, drop what is over the budget after all.
 
-    `kept()` is what the budget counts; `fewer(n)` leaves n exemplars of each class, the first ones unless it knows better.
+    `kept()` is what the budget counts; `fewer(n)` leaves n exemplars of each class (unless given: the first ones).
     """
     fewer = fewer or (lambda n: store.keep(store.first_of_each(n)))
     while budget is not None and len(store) and ledger_of(kept()).total > budget:
