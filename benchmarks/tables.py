@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocore.bench import figures
+from protocore.bench.results import classes_of
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 
@@ -78,6 +79,19 @@ def codec_runs_table(table: str) -> str:
         values = mean_std([r["class_incremental"]["A_T"] for r in results])
         row[{"codec": "codec space"}.get(space[0], space[0]) if space else "raw"] = f"{values} ({len(results)})"
     return markdown_table([rows[key] for key in sorted(rows, key=lambda k: (order[k[0]], k[1]))])
+
+
+def bytes_table(table: str) -> str:
+    """The same runs in short: a row a memory and room, the codec gap closed by `mix`."""
+    rows = []
+    for words, rooms in memories(table).items():
+        for results in rooms:
+            accuracy = mean_std([r["class_incremental"]["A_T"] for r in results])
+            rows.append((results[0]["settings"]["budget"], {
+                "memory": words, "kept": format_bytes(results[0]["bytes_kept"]),
+                "a class": format_bytes(results[0]["bytes_kept"] / classes_of(results[0])),
+                "exemplars a class": exemplar_words(results[0]), "A_T": f"{accuracy} ({len(results)})"}))
+    return markdown_table([row for _, row in sorted(rows, key=lambda r: r[0])])
 
 
 def starts_table(table: str) -> str:
@@ -148,6 +162,16 @@ def memory_table(table: str) -> str:
     return markdown_table(rows)
 
 
+def memories(table: str) -> dict[str, list[list[dict[str, Any]]]]:
+    """The rooms of each memory with its codec gap closed by `mix`, by the name that the figure shows."""
+    names = {"protocore-coded": "ProtoCore, coded", "protocore-synthetic": "ProtoCore, synthetic",
+             "er-codes": "replay, codes", "er-webp": "replay, WebP", "er-pixels": "replay, pixels"}
+    rows = stored(table)
+    return {words: [results for row, results in rows.items()
+                    if row.startswith(name) and (row.endswith("-mix") or name == "er-pixels")]
+            for name, words in names.items()}
+
+
 def main() -> None:
     blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir()) if p.is_dir()}
     blocks["overhead"] = overhead_table()
@@ -156,6 +180,7 @@ def main() -> None:
     reports = {"codecs": codecs_table, "condensation": condensation_table, "costs": costs_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
+    blocks["cifar100-bytes"] = bytes_table("cifar100-10-codecs")
     blocks["imagenet-memory"] = memory_table("imagenet1k-100")
     for page in PAGES:
         path = ROOT / page
@@ -171,6 +196,7 @@ def main() -> None:
     seeds_0 = [results[0] for results in stored("fashion-mnist").values()]
     figures.bytes_figure(seeds_0, pictures / "fashion-mnist-bytes.png")
     figures.accuracy_curves(seeds_0, pictures / "fashion-mnist-accuracy.png")
+    figures.memories_figure(memories("cifar100-10-codecs"), pictures / "cifar100-bytes.png")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protocore.bench.results import keeps_nothing, run_labels, saw_everything, shared_bytes
+from protocore.bench.results import classes_of, keeps_nothing, run_labels, saw_everything, shared_bytes
 from protocore.config import format_bytes
 from protocore.errors import UserError
 
@@ -208,6 +208,32 @@ def bytes_figure(results: list[dict[str, Any]], path: Path) -> None:
             ax.axhline(y, color=colour, linewidth=1.0, linestyle=(0, (4, 3)))
         figure.draw_without_rendering()
         _name_points(ax, points, levels)
+
+
+def memories_figure(memories: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
+    """Final accuracy against bytes a class: a line a memory, a point a room, mean and deviation over its seeds."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    _need([r for rooms in memories.values() for seeds in rooms for r in seeds])
+    with _figure(path, 7.2, 4.2, layout="constrained") as figure:
+        ax = figure.add_subplot()
+        for k, (name, rooms) in enumerate(memories.items()):
+            points = sorted((statistics.fmean(r["bytes_kept"] / classes_of(r) for r in seeds),
+                             statistics.fmean(a := [r["class_incremental"]["A_T"] for r in seeds]),
+                             statistics.stdev(a) if len(a) > 1 else 0.0) for seeds in rooms)
+            x, y, deviation = zip(*points, strict=True)
+            colour, mark = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
+            ax.errorbar(x, y, deviation, color=colour, marker=mark, markersize=6, markeredgecolor="white",
+                        markeredgewidth=0.8, elinewidth=1.0, label=name)
+        results = [r for rooms in memories.values() for seeds in rooms for r in seeds]
+        ax.set(xscale="log", xlabel="bytes kept a class" + ", without the decoder" * any(map(shared_bytes, results)))
+        ax.set_ylim(0, 1.15 * max(r["class_incremental"]["A_T"] for r in results))
+        ax.set_title(f"{_benchmarks(results)}: final accuracy A_T against bytes a class")
+        ax.yaxis.set_major_formatter("{x:.0f} %")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_bytes(x).replace(".0 ", " ")))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.legend(loc="lower right")
 
 
 def _name_points(ax: Axes, points: list[Point], levels: list[Point]) -> None:
