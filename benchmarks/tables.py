@@ -133,6 +133,18 @@ def condensation_table() -> str:
     ])
 
 
+def health_table() -> str:
+    """Means over the classes; distances of pictures as root mean squares, in hundredths of the pixel range."""
+    report = json.loads((ROOT / "results" / "health.json").read_text())
+    return markdown_table([
+        {"command": f"`{command(run)}`", "origin": origin, "to prototype": f"{r['to_prototype']:.3f}",
+         "present network": f"{100 * r['present_right']:.0f} %", "fresh network": f"{100 * r['fresh_right']:.0f} %",
+         "to the nearest picture": f"{100 * r['nearest_training']:.1f}",
+         "between pictures": f"{100 * r['between_training']:.1f}"}
+        for run in report["runs"] for origin, r in run["mean"].items()
+    ])
+
+
 def costs_table() -> str:
     """Processor time of each method against `er`, measured in one run (benchmarks/costs.py)."""
     report = json.loads((ROOT / "results" / "costs.json").read_text())
@@ -177,7 +189,8 @@ def main() -> None:
     blocks["overhead"] = overhead_table()
     special = {"cifar100-10-codecs": codec_runs_table, "cifar100-10-starts": starts_table}
     blocks |= {name: make(name) for name, make in special.items() if name in blocks}
-    reports = {"codecs": codecs_table, "condensation": condensation_table, "costs": costs_table}
+    reports = {"codecs": codecs_table, "condensation": condensation_table, "costs": costs_table,
+               "health": health_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
     blocks["cifar100-bytes"] = bytes_table("cifar100-10-codecs")
