@@ -139,6 +139,7 @@ def test_a_picture_of_a_task_is_coded_once_and_not_remembered(space, monkeypatch
     for classes in ((0, 1), (2, 3)):
         rows = np.isin(labels, classes)
         learner.learn(Task.from_arrays(images[rows], labels[rows]))
+    assert learner.predict(images[:0]).shape == (0,)
     # Equal pictures would be coded once, too: the digits have none.
     assert sum(coded) == int(np.isin(labels, (0, 1, 2, 3)).sum())
     assert learner.tools.codings._known == {}

@@ -72,8 +72,7 @@ def summary_table(results: list[dict[str, Any]]) -> Table:
         table.caption, table.caption_justify = escape(f"Kept once beside it, for all classes: {words}"), "left"
     for name in rows[0] if rows else ("method", "A_T"):
         first = name == "method"
-        table.add_column(HEADINGS.get(name, name), justify="left" if first else "right",
-                         no_wrap=not first,
+        table.add_column(HEADINGS.get(name, name), justify="left" if first else "right", no_wrap=not first,
                          min_width=10 if first else None)
     for row in rows:
         table.add_row(*map(escape, row.values()))

@@ -50,13 +50,15 @@ class Codings:
 
     def images(self, stored: list[bytes]) -> Tensor:
         """What replay sees of them, uint8."""
+        if not stored:
+            return torch.empty(0, *self.decoder.image_shape, dtype=torch.uint8)
         return to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
 
     def forget(self) -> None:
         self._known = {}
 
     def _code(self, images: Tensor) -> list[bytes]:
-        return self.decoder.to_bytes(self.decoder.encode(images.float() / 255))
+        return [] if not len(images) else self.decoder.to_bytes(self.decoder.encode(images.float() / 255))
 
 
 @dataclass
