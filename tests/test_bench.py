@@ -430,6 +430,16 @@ def test_matrix_heatmap_of_few_and_many_tasks(tmp_path: Path) -> None:
     assert picture(tmp_path / "row.png").shape[0] < few.shape[0]
 
 
+def test_memories_figure(tmp_path: Path) -> None:
+    lines = {"one": [[made_up(), made_up(seed=1)], [made_up(budget=50_000)]], "two": [[made_up(codec="webp:10")]]}
+    figures.memories_figure(lines, tmp_path / "memories.png")
+    with Image.open(tmp_path / "memories.png") as picture:
+        assert picture.width > 1000
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+    with pytest.raises(UserError):
+        figures.memories_figure({}, tmp_path / "none.png")
+
+
 def test_bytes_figure(tmp_path: Path) -> None:
     small_one = made_up(spc=1) | {"bytes_kept": 938}
     other = made_up(method="protocore") | {"bytes_kept": 6_200_000}

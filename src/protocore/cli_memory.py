@@ -118,6 +118,8 @@ def add_decoder(commands: Any) -> None:
     train.add_argument("--stages", type=int, default=2, help="residual stages: indices a position")
     train.add_argument("--code-dim", type=int, default=32, help="length of a code")
     train.add_argument("--width", type=int, default=32, help="channels of the networks")
+    train.add_argument("--adversarial", type=float, default=0.1, metavar="SHARE",
+                       help="last share of the training with a patch discriminator: sharper pictures (0: none)")
     train.add_argument("--minutes", type=float, help="how long to train (10 where --steps is not given)")
     train.add_argument("--steps", type=int, help="steps to train, instead of --minutes; repeatable by seed")
     train.add_argument("--seed", type=int, default=0, help="drives everything random")
@@ -129,11 +131,13 @@ def _train_decoder(arguments: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from protocore.data.benchmarks import benchmark_named, data_root
-    from protocore.decoders.training import train_decoder
+    from protocore.decoders.training import TrainingOptions, train_decoder
     from protocore.decoders.vqgan import VQGANConfig
 
     if arguments.minutes is not None and arguments.steps is not None:
         raise UserError("--minutes and --steps exclude each other; leave one of them out")
+    if not 0 <= arguments.adversarial <= 1:
+        raise UserError(f"--adversarial {arguments.adversarial}: give a share of the training, 0 to 1")
     minutes = None if arguments.steps else arguments.minutes or 10.0
     train, test = benchmark_named(arguments.data).read(data_root(arguments.data_root), None)
     pictures = train.images.take(np.arange(len(train.images)))
@@ -149,7 +153,8 @@ def _train_decoder(arguments: argparse.Namespace) -> int:
             bar.update(item, completed=min(row["done"], 1.0), step=row["step"], loss=row["loss"])
 
         report = train_decoder(pictures, config, held_out=held_out, minutes=minutes, steps=arguments.steps,
-                               seed=arguments.seed, progress=progress, out=arguments.out)
+                               seed=arguments.seed, options=TrainingOptions(adversarial=arguments.adversarial),
+                               progress=progress, out=arguments.out)
     for point in report["held_out"]:
         used = ", ".join(f"{100 * share:.0f} %" for share in point["codes_used"])
         print(f"{point['exemplar_bytes']} bytes an exemplar ({point['stages']} stages): {point['psnr']:.2f} dB on "
