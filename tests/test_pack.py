@@ -807,6 +807,25 @@ def test_merging_with_itself_changes_nothing_but_counters(make, data, decoder):
     assert all(torch.equal(again.tensors[k], 2 * pack.tensors[k]) for k in counters)
 
 
+def test_prototypes_in_int8_stay_so_when_packs_are_merged(make):
+    a = make(prototypes_of([0, 1], 1, "int8"), Pixels(SHAPE), ["ant", "bee"])
+    b = make(prototypes_of([0, 1], 2, "int8"), Pixels(SHAPE), ["bee", "cat"])
+    merged = merge(a, b).tensors
+    assert merged["prototypes/features"].dtype == torch.int8
+    for row, (pack, of) in {0: (a, 0), 2: (b, 1)}.items():  # of one pack only: bit for bit
+        for part in ("features", "steps"):
+            assert torch.equal(merged[f"prototypes/{part}"][row], pack.tensors[f"prototypes/{part}"][of])
+
+    def vector(tensors, row):
+        return tensors["prototypes/features"][row].float() * tensors["prototypes/steps"][row].float()
+
+    mean = (vector(a.tensors, 1) + vector(b.tensors, 0)) / 2  # no exemplars: equal weights
+    assert float((vector(merged, 1) - mean).abs().max()) <= 0.51 * float(merged["prototypes/steps"][1])
+    assert same_tensors(merge(a, a).tensors, a.tensors)
+    half = make(prototypes_of([0, 1], 2), Pixels(SHAPE), ["bee", "cat"])
+    assert merge(a, half).tensors["prototypes/features"].dtype == torch.float16
+
+
 def test_a_merged_pack_is_a_memory(make, path):
     """Its file is right, and a reservoir a class goes on from it."""
     torch.manual_seed(0)

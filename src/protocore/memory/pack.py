@@ -28,6 +28,7 @@ from torch import Tensor
 from protocore.decoders.base import Decoder, ImageShape
 from protocore.errors import BudgetError, DataError
 from protocore.memory.ledger import HEADER, Entry, Ledger, write_atomic
+from protocore.memory.prototypes import to_int8
 from protocore.memory.store import smallest_dtype, to_uint8
 from protocore.version import __version__
 
@@ -786,8 +787,9 @@ def _merged_prototypes(a: Pack, b: Pack, renumber: NDArray[np.int64]) -> dict[st
     mine, other = ({k: t for k, t in p.tensors.items() if _prefix(k) == "prototypes"} for p in (a, b))
     if not other:
         return mine
+    small = all("prototypes/steps" in p for p in (mine, other))
     if mine:
-        mine, other = _halves(mine), _halves(other)
+        mine, other = (_floats(p, torch.float32 if small else torch.float16) for p in (mine, other))
     new = renumber[_ints(other["prototypes/labels"])]
     if not mine:
         order = np.argsort(new)
@@ -814,17 +816,20 @@ def _merged_prototypes(a: Pack, b: Pack, renumber: NDArray[np.int64]) -> dict[st
     only = ~np.isin(new, old)
     labels = np.concatenate([old, new[only]])
     order = np.argsort(labels)
-    features = np.concatenate([first, second[only]])[order]
-    return {"prototypes/features": torch.from_numpy(features), "prototypes/labels": _narrow(labels[order])}
+    features = torch.from_numpy(np.concatenate([first, second[only]])[order])
+    made = {"prototypes/features": features, "prototypes/labels": _narrow(labels[order])}
+    if small:
+        made["prototypes/features"], made["prototypes/steps"] = to_int8(features)
+    return made
 
 
-def _halves(prototypes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Prototypes in int8 as float16, which have means; others as they are."""
+def _floats(prototypes: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Prototypes in int8 as floats, which have means; others as they are."""
     kept = dict(prototypes)
     features, steps = kept["prototypes/features"], kept.get("prototypes/steps")
     if features.dtype == torch.int8 and steps is not None:
         del kept["prototypes/steps"]
-        kept["prototypes/features"] = (features.float() * steps.float()[:, None]).half()
+        kept["prototypes/features"] = (features.float() * steps.float()[:, None]).to(dtype)
     return kept
 
 

@@ -13,6 +13,12 @@ from protocore.memory.store import smallest_dtype
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 
 
+def to_int8(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of whole numbers up to 127, and the float16 step of each row; what came from them goes back unchanged."""
+    step = (vectors.abs().amax(1) / 127).clamp(min=2.0**-24).half()  # a vector of zeros has a step too
+    return (vectors / step.float()[:, None]).round().clamp(-127, 127).to(torch.int8), step
+
+
 class PrototypeStore:
     """Prototypes by class. They are rounded to `dtype` when they are set: what is used is what is stored.
 
@@ -46,11 +52,7 @@ class PrototypeStore:
 
     def _encoded(self, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         """Vectors in the stored type, and the float16 steps that int8 needs."""
-        if self._dtype != torch.int8:
-            return vectors.to(self._dtype), None
-        step = (vectors.abs().amax(1) / 127).clamp(min=2.0**-24).half()  # a vector of zeros has a step too
-        scaled = vectors / step.float()[:, None]
-        return scaled.round().clamp(-127, 127).to(torch.int8), step
+        return to_int8(vectors) if self._dtype == torch.int8 else (vectors.to(self._dtype), None)
 
     @staticmethod
     def _decoded(stored: Tensor, step: Tensor | None) -> Tensor:
