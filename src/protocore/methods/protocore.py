@@ -31,7 +31,7 @@ class ProtoCore(Method):
 
     name = "protocore"
     paper = "Memory-efficient Continual Learning with Prototypical Exemplar Condensation"
-    class_bytes = 3_591
+    class_bytes = 3_337
     keeps = "condensed exemplars, prototypes, optionally real exemplars"
     replays = True
     checks = "every loss against a slow reference; digits and Fashion-MNIST end to end"
