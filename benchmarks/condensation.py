@@ -1,8 +1,8 @@
 """What condensing costs: against the forward and backward passes that it needs, and against a loop over classes.
 
-    python benchmarks/condensation.py [--rounds 3] [--steps 10]
+    python benchmarks/condensation.py [--rounds 2] [--steps 50]
 
-All of a task's exemplars are one batch. "passes" is the same number of steps of quantise, decode, features and the
+All of a task's exemplars are one batch. "passes" is the same number of steps of draft, decode, features and the
 gradient for z, and nothing else; "loop" condenses each class by itself. Ratios of processor time in one run, in turns;
 writes results/condensation.json.
 """
@@ -33,7 +33,7 @@ def passes(net: Network, decoder: Decoder, start: Tensor, target: Tensor, steps:
     z = start.clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=0.02)
     for _ in range(steps):
-        loss = (net.features(decoder.decode(decoder.quantise(z))) - target).square().sum()
+        loss = (net.features(decoder.decode(decoder.draft(z))) - target).square().sum()
         (z.grad,) = torch.autograd.grad(loss, z)
         optimiser.step()
 
@@ -68,15 +68,16 @@ def compare(codec: str, spc: int, steps: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=50)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [compare(codec, spc, arguments.steps, arguments.rounds) for codec, spc in CASES]
     for row in rows:
         print(row, flush=True)
     path = Path(__file__).parent.parent / "results" / "condensation.json"
-    path.write_text(json.dumps({"command": "python benchmarks/condensation.py", "cases": rows}, indent=1) + "\n")
+    command = f"python benchmarks/condensation.py --steps {arguments.steps}"
+    path.write_text(json.dumps({"command": command, "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
