@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocore.bench import figures
-from protocore.bench.results import classes_of
+from protocore.bench.results import classes_of, shared_bytes
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 
@@ -90,6 +90,7 @@ def bytes_table(table: str) -> str:
             rows.append((results[0]["settings"]["budget"], {
                 "memory": words, "kept": format_bytes(results[0]["bytes_kept"]),
                 "a class": format_bytes(results[0]["bytes_kept"] / classes_of(results[0])),
+                "decoder": format_bytes(size) if (size := shared_bytes(results[0])) else "–",
                 "exemplars a class": exemplar_words(results[0]), "A_T": f"{accuracy} ({len(results)})"}))
     return markdown_table([row for _, row in sorted(rows, key=lambda r: r[0])])
 
