@@ -91,6 +91,7 @@ GRIDS: dict[str, tuple[str, str, dict[str, str], tuple[int, ...]]] = {
     "fashion-mnist-choices": (
         "fashion-mnist", "--preset cpu",
         {
+            "protocore-1": "protocore --spc 1",
             "protocore-1-random": "protocore --spc 1 --start random",
             "protocore-1-cur-pro-1": "protocore --spc 1 --cur-pro 1",
             "protocore-1-no-prototype-losses": "protocore --spc 1 --cur-pro 0 --pre-pro 0",

@@ -222,6 +222,11 @@ def test_pictures_that_take_more_bytes_than_those_before_them_stay_within_the_bu
     assert store.counts()[3] < 35
 
 
+def test_a_record_of_no_steps_is_refused(tmp_path):
+    with pytest.raises(UserError, match="--condense-steps N"):
+        run(configure(SMALL | {"record": True, "condense_steps": None}), tmp_path)
+
+
 def test_the_record_of_the_steps_and_its_figure(tmp_path):
     out = tmp_path / "run"
     words = [f"--{k.replace('_', '-')}={v}" for k, v in SMALL.items() if k not in ("method", "benchmark")]

@@ -214,7 +214,8 @@ def memories_figure(memories: Mapping[str, Sequence[list[dict[str, Any]]]], path
     """Final accuracy against bytes a class: a line a memory, a point a room, mean and deviation over its seeds."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    _need([r for rooms in memories.values() for seeds in rooms for r in seeds])
+    results = [r for rooms in memories.values() for seeds in rooms for r in seeds]
+    _need(results)
     with _figure(path, 7.2, 4.2, layout="constrained") as figure:
         ax = figure.add_subplot()
         for k, (name, rooms) in enumerate(memories.items()):
@@ -225,7 +226,6 @@ def memories_figure(memories: Mapping[str, Sequence[list[dict[str, Any]]]], path
             colour, mark = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
             ax.errorbar(x, y, deviation, color=colour, marker=mark, markersize=6, markeredgecolor="white",
                         markeredgewidth=0.8, elinewidth=1.0, label=name)
-        results = [r for rooms in memories.values() for seeds in rooms for r in seeds]
         ax.set(xscale="log", xlabel="bytes kept a class" + ", without the decoder" * any(map(shared_bytes, results)))
         ax.set_ylim(0, 1.15 * max(r["class_incremental"]["A_T"] for r in results))
         ax.set_title(f"{_benchmarks(results)}: final accuracy A_T against bytes a class")

@@ -58,6 +58,8 @@ class ProtoCore(Method):
         weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
         coded = start == "nearest"
         steps = (0 if coded else 50) if o.condense_steps is None else o.condense_steps
+        if o.record and not steps:
+            raise UserError("--record has no steps to record: coded exemplars take none; give --condense-steps N")
         self.blend = 1 if coded else o.blend
         recipe = Recipe(weights, steps, o.condense_lr, start, o.init_scale,
                         self.perturb if o.condense_perturb else None, o.refresh, o.target, o.record)
