@@ -25,6 +25,7 @@ from protocore.errors import BudgetError, DataError
 from protocore.memory import pack as packs
 from protocore.memory.fill import BalancedReservoir, Reservoir
 from protocore.memory.pack import exemplars, merge, prune, read_pack, save_pack, summary, to_bytes, verify, write_pack
+from protocore.memory.pack.format import classes_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
 from protocore.train.learner import Learner
@@ -943,7 +944,7 @@ def test_a_pruned_pack_keeps_its_classes_and_all_else(make, path, data, decoder)
     if least < pack.info.ledger.total:
         with pytest.raises(BudgetError):
             prune(pack, least - 1)
-    assert packs._classes(smallest).tolist() == packs._classes(pack).tolist()
+    assert classes_of(smallest).tolist() == classes_of(pack).tolist()
     held = sum(len(smallest.tensors[f"{g}/labels"]) for g in smallest.info.groups)
     assert held == len({label for g in pack.info.groups for label in pack.tensors[f"{g}/labels"].tolist()})
     for name in ("prototypes/features", "prototypes/labels"):
