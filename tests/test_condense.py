@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from protocore.condense.loop import Goals, Weights, condensation_loss, condense
-from protocore.condense.targets import believed, k_means, make_targets
+from protocore.condense.targets import believed, k_means, layer_goals, make_targets
 from protocore.decoders.pixels import Pixels
 
 NAN = float("nan")
@@ -135,6 +135,22 @@ def test_a_blended_target_is_the_mean_of_enough_samples(wanted, blend, made):
         assert len(inside) >= min(blend, 20)
         assert bool((labels[inside] == label).all())
         assert torch.allclose(feature, z[inside].mean(0))
+
+
+def test_goals_of_the_layers_are_means_over_the_samples_of_each_centre():
+    n = 700  # more than one batch of reading
+    images, labels = torch.rand(n, 1, 4, 4), torch.arange(n) % 3
+    targets = make_targets(torch.randn(n, 5), labels, [0, 1, 2], 2, torch.ones(n, dtype=torch.bool))
+
+    def maps(x):
+        return torch.stack([x.mean((1, 2, 3)), x.amax((1, 2, 3))], 1)
+
+    goals = layer_goals(maps, images.__getitem__, targets, of_sample=False)
+    for goal, members in zip(goals, targets.members, strict=True):
+        slow = torch.stack([maps(images[i : i + 1])[0] for i in members.nonzero().flatten().tolist()]).mean(0)
+        torch.testing.assert_close(goal, slow)
+    of_sample = layer_goals(maps, images.__getitem__, targets, of_sample=True)
+    assert torch.equal(of_sample, maps(images[targets.nearest]))
 
 
 def test_no_more_targets_than_samples():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -75,3 +76,15 @@ def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, 
             members.append(member)
     return Targets(torch.stack(features), torch.tensor(targets, device=z.device), torch.stack(nearest),
                    torch.stack(members))
+
+
+@torch.no_grad()
+def layer_goals(maps: Callable[[Tensor], Tensor], images_of: Callable[[Tensor], Tensor], targets: Targets, *,
+                of_sample: bool) -> Tensor:
+    """What `maps` give for the samples that each exemplar stands for: their mean, or that of the nearest one alone."""
+    if of_sample:
+        return maps(images_of(targets.nearest))
+    members = targets.members.float()
+    parts = torch.arange(members.shape[1], device=members.device).split(256)
+    total = sum((members[:, rows] @ maps(images_of(rows)) for rows in parts), torch.zeros(()).to(members))
+    return total / members.sum(1, keepdim=True)

@@ -10,17 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.condense.loop import Weights, flat_maps
-from protocore.condense.memory import CondensedMemory, Recipe, start_for
-from protocore.condense.targets import Targets, believed, make_targets
-from protocore.config import flag
+from protocore.condense.loop import flat_maps
+from protocore.condense.memory import CondensedMemory
+from protocore.condense.targets import Targets, believed, layer_goals, make_targets
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
-from protocore.errors import UserError
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss, radius
-from protocore.methods.protocore_options import ProtoCoreOptions, sigma_of
+from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
 from protocore.methods.replay import Replay, sample_of, settle
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
@@ -50,19 +48,8 @@ class ProtoCore(Method):
         super().__init__(tools, options)
         o = options
         self.perturb = tools.augment if o.perturb == "auto" else augmentation(o.perturb)
-        start = start_for(o.exemplars, o.start)
-        for wish in ("target", "match_pixels"):
-            if start != "nearest" and getattr(o, wish) not in ("centre", 0.0):
-                raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
-                                "for no single picture")
-        weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
-        coded = start == "nearest"
-        steps = (0 if coded else 50) if o.condense_steps is None else o.condense_steps
-        if o.record and not steps:
-            raise UserError("--record has no steps to record: coded exemplars take none; give --condense-steps N")
-        self.blend = 1 if coded else o.blend
-        recipe = Recipe(weights, steps, o.condense_lr, start, o.init_scale,
-                        self.perturb if o.condense_perturb else None, o.refresh, o.target, o.record)
+        recipe = recipe_of(o, self.perturb)
+        self.blend = 1 if recipe.start == "nearest" else o.blend
         self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
         self.real = Replay(tools, "class", "real exemplars") if o.real else None
@@ -162,13 +149,11 @@ class ProtoCore(Method):
             if self.options.target == "sample":
                 targets = replace(targets, features=z[targets.nearest])
             start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
-            pictures = to_float(task.take(targets.nearest.cpu())) if self.options.match_pixels else None
             self.net.eval()
             made = self.condensed.renew(
                 self.net.features, targets, self.tools.on_device(start), per_class,
                 lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
-                layers=self.layer_goals(task, targets) if self.options.match_layers else None,
-                images=None if pictures is None else self.tools.on_device(pictures))
+                **self.further_goals(task, targets))
             self.net.train()
             if self.options.record:
                 self.kept_records = self.condensed.records | {
@@ -182,17 +167,17 @@ class ProtoCore(Method):
         layers = self.net.layers(x)
         return layers[-1], flat_maps(layers)
 
-    @torch.no_grad()
-    def layer_goals(self, task: Task, targets: Targets) -> Tensor:
-        """Maps of the samples that each exemplar stands for: their mean, or those of the one sample."""
-        if self.options.target == "sample":
-            return self.maps(self.tools.on_device(to_float(task.take(targets.nearest.cpu()))))[1]
-        goal, members = torch.zeros(0), targets.members.float()
-        for rows in torch.arange(len(task)).split(256):
-            maps = self.maps(self.tools.on_device(to_float(task.take(rows))))[1]
-            part = members[:, rows.to(members.device)] @ maps
-            goal = part if not len(goal) else goal + part
-        return goal / members.sum(1, keepdim=True)
+    def further_goals(self, task: Task, targets: Targets) -> dict[str, Tensor]:
+        """What exemplars match besides the features, where it is asked for: maps of the layers, pixels."""
+        def images_of(rows: Tensor) -> Tensor:
+            return self.tools.on_device(to_float(task.take(rows.cpu())))
+
+        o, goals = self.options, {}
+        if o.match_layers:
+            goals["layers"] = layer_goals(lambda x: self.maps(x)[1], images_of, targets, of_sample=o.target == "sample")
+        if o.match_pixels:
+            goals["images"] = images_of(targets.nearest)
+        return goals
 
     @torch.no_grad()
     def features_of(self, images: Tensor) -> Tensor:

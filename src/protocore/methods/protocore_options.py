@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocore.condense.memory import ORIGINS, STARTS
+from torch import Tensor
+
+from protocore.condense.loop import Weights
+from protocore.condense.memory import ORIGINS, STARTS, Recipe, start_for
 from protocore.config import flag, option
 from protocore.errors import UserError
 
@@ -58,6 +62,22 @@ class ProtoCoreOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{flag(name)} {value} must be at least {least}")
+
+
+def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor]) -> Recipe:
+    """How exemplars are made under these options; `perturb` are the transforms F of replay."""
+    start = start_for(o.exemplars, o.start)
+    coded = start == "nearest"
+    for wish in ("target", "match_pixels"):
+        if not coded and getattr(o, wish) not in ("centre", 0.0):
+            raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
+                            "for no single picture")
+    steps = (0 if coded else 50) if o.condense_steps is None else o.condense_steps
+    if o.record and not steps:
+        raise UserError("--record has no steps to record: coded exemplars take none; give --condense-steps N")
+    weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
+    return Recipe(weights, steps, o.condense_lr, start, o.init_scale, perturb if o.condense_perturb else None,
+                  o.refresh, o.target, o.record)
 
 
 def sigma_of(noise: str) -> float:
