@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 from protocore.cli import main
 from protocore.decoders import decoder_named
 from protocore.decoders.entropy import EntropyCoder
-from protocore.decoders.training import count_codes
 from protocore.decoders.vqgan import VQGAN, VQGANConfig, VQGANDecoder, load_model, save, shipped
+from protocore.decoders.vqgan.measuring import count_codes
 from protocore.errors import DataError, UserError
 from protocore.memory.pack import read_pack
 from protocore.memory.store import ExemplarStore

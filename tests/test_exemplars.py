@@ -18,10 +18,10 @@ from protocore.condense.targets import Targets
 from protocore.data.stream import Task
 from protocore.decoders import decoder_named
 from protocore.decoders.pixels import Pixels
-from protocore.decoders.training import train_decoder
 from protocore.decoders.vqgan import VQGANConfig
+from protocore.decoders.vqgan.training import train_decoder
 from protocore.errors import DataError, UserError
-from protocore.memory.ledger import read_tensors
+from protocore.files import read_tensors
 from protocore.memory.pack import read_pack
 from protocore.memory.prototypes import PrototypeStore
 from protocore.methods import METHODS

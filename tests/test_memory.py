@@ -18,22 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protocore import files
 from protocore.decoders.base import Decoder
 from protocore.decoders.pixels import Pixels
 from protocore.errors import BudgetError, DataError, UserError
-from protocore.memory import ledger as ledger_module
+from protocore.files import read_tensors, serialise, write_atomic, write_json
 from protocore.memory.fill import BalancedReservoir, Reservoir, reservoir_slots
-from protocore.memory.ledger import (
-    HEADER,
-    Entry,
-    Ledger,
-    check_budget,
-    ledger_of,
-    read_tensors,
-    serialise,
-    write_atomic,
-    write_json,
-)
+from protocore.memory.ledger import HEADER, Entry, Ledger, check_budget, ledger_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.quota import Allowance
 from protocore.memory.store import Codings, ExemplarStore, smallest_dtype, to_uint8
@@ -687,7 +678,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError("disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ledger_module.os, "fsync", fail)
+        patched.setattr(files.os, "fsync", fail)
         with pytest.raises(OSError, match="disk full"):
             write_atomic(path, b"new and longer")
     assert path.read_bytes() == b"old"

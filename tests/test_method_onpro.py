@@ -16,7 +16,7 @@ from torch import Tensor
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.memory.ledger import read_tensors
+from protocore.files import read_tensors
 from protocore.methods import onpro
 from protocore.methods.base import Batch
 from protocore.methods.onpro import OnPro

@@ -17,10 +17,23 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from sklearn.datasets import load_digits, load_sample_images
 
-from protocore.decoders import training, vqgan
+from protocore.decoders import vqgan
 from protocore.decoders.bits import bits_per_code, pack, packed_bytes, unpack
-from protocore.decoders.training import TrainingOptions, train_decoder
-from protocore.decoders.vqgan import VQGAN, Quantiser, VQGANConfig, VQGANDecoder, load, save, search, shipped
+from protocore.decoders.padding import reflect_pad
+from protocore.decoders.vqgan import (
+    VQGAN,
+    Quantiser,
+    VQGANConfig,
+    VQGANDecoder,
+    load,
+    quantiser,
+    save,
+    search,
+    shipped,
+    training,
+)
+from protocore.decoders.vqgan.measuring import evaluate
+from protocore.decoders.vqgan.training import TrainingOptions, train_decoder
 from protocore.errors import DataError
 
 TINY = VQGANConfig(
@@ -125,7 +138,7 @@ def test_beam_search_matches_a_slow_beam_and_a_full_beam_is_the_optimum() -> Non
 def test_search_does_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, books = torch.randn(50, 4), torch.randn(2, 8, 4)
     whole = search(vectors, books, 2)
-    monkeypatch.setattr(vqgan, "_CHUNK_SCORES", 7 * 16)
+    monkeypatch.setattr(quantiser, "_CHUNK_SCORES", 7 * 16)
     assert torch.equal(search(vectors, books, 2), whole)
 
 
@@ -269,7 +282,7 @@ def test_padding_mirrors_like_numpy() -> None:
         images = torch.rand(2, 3, height, width)
         bottom, right = -height % 8, -width % 8
         expected = np.pad(images.numpy(), ((0, 0), (0, 0), (0, bottom), (0, right)), mode="reflect")
-        assert np.array_equal(vqgan.reflect_pad(images, 8).numpy(), expected)
+        assert np.array_equal(reflect_pad(images, 8).numpy(), expected)
 
 
 def test_the_network_is_frozen_but_z_is_not(tiny: VQGAN) -> None:
@@ -433,7 +446,7 @@ def test_training_lowers_the_loss_and_repeats_by_seed(tmp_path: Path) -> None:
 
 def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
     pictures = structured(5, 2)
-    told = training.evaluate(tiny, pictures, 2)
+    told = evaluate(tiny, pictures, 2)
     assert tiny.training
     assert all(p.requires_grad for p in tiny.parameters())
     decoder = VQGANDecoder(tiny, (3, 16, 16))
@@ -521,12 +534,12 @@ FLOORS_COLOUR = {4: 28.5, 8: 31.0}
 def test_shipped_colour_decoder_on_photographs(stages: int, size: int) -> None:
     decoder = load(shipped(3), stages=stages)
     assert decoder.exemplar_bytes == size
-    told = training.evaluate(decoder.model, crops(32), stages)
+    told = evaluate(decoder.model, crops(32), stages)
     assert told["psnr"] > FLOORS_COLOUR[stages]
 
 
 def test_shipped_grey_decoder_on_digits() -> None:
     decoder = load(shipped(1), (1, 8, 8))
     digits = (load_digits(return_X_y=True)[0].reshape(-1, 1, 8, 8) * 255 / 16).round().astype(np.uint8)[-300:]
-    told = training.evaluate(decoder.model, digits, decoder.stages)
+    told = evaluate(decoder.model, digits, decoder.stages)
     assert told["psnr"] > 21

@@ -131,8 +131,8 @@ def _train_decoder(arguments: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from protocore.data.benchmarks import benchmark_named, data_root
-    from protocore.decoders.training import TrainingOptions, train_decoder
     from protocore.decoders.vqgan import VQGANConfig
+    from protocore.decoders.vqgan.training import TrainingOptions, train_decoder
 
     if arguments.minutes is not None and arguments.steps is not None:
         raise UserError("--minutes and --steps exclude each other; leave one of them out")

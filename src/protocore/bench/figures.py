@@ -49,7 +49,7 @@ def _figure(path: Path, width: float, height: float, **more: Any) -> Iterator[Fi
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from protocore.memory.ledger import write_atomic
+    from protocore.files import write_atomic
 
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white", **more)

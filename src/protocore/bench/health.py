@@ -21,7 +21,7 @@ from protocore.data.augment import to_float
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream, Task
 from protocore.errors import UserError
-from protocore.memory.ledger import write_json
+from protocore.files import write_json
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
 from protocore.train.learner import Learner

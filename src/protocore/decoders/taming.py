@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from protocore.decoders.base import Decoder, ImageShape
 from protocore.decoders.bits import pack, packed_bytes, unpack
-from protocore.decoders.vqgan import reflect_pad
+from protocore.decoders.padding import reflect_pad
 from protocore.errors import DataError
 
 _GROUPS = 32  # of every normalisation

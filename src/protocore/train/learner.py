@@ -18,7 +18,8 @@ from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.decoders import decoder_named
 from protocore.errors import DataError, UserError
-from protocore.memory.ledger import Ledger, check_budget, ledger_of, read_tensors, serialise, write_atomic
+from protocore.files import read_tensors, serialise, write_atomic
+from protocore.memory.ledger import Ledger, check_budget, ledger_of
 from protocore.memory.store import to_uint8
 from protocore.methods import method_named
 from protocore.methods.base import Progress, Tools

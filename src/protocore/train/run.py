@@ -18,7 +18,7 @@ from protocore.config import Resolved, Settings, convert, flag, read_config_file
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
-from protocore.memory.ledger import read_tensors, serialise, write_atomic, write_json
+from protocore.files import read_tensors, serialise, write_atomic, write_json
 from protocore.memory.pack import write_pack
 from protocore.methods import method_named
 from protocore.train.device import peak_bytes, resident_bytes

@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from protocore.decoders.base import Decoder
-from protocore.memory.ledger import Entry, Ledger, write_atomic
+from protocore.files import write_atomic
+from protocore.memory.ledger import Entry, Ledger
 from protocore.memory.pack.checks import Judge
 from protocore.memory.pack.format import Group, Info, Pack, groups_in, origin_of, sealed, to_bytes
 from protocore.memory.pack.reading import parse

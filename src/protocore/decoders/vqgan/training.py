@@ -6,26 +6,29 @@ The reconstruction loss is the mean over pictures of log(mse): PSNR itself, up t
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
-from protocore.decoders.vqgan import VQGAN, VQGANConfig, VQGANDecoder, load_model, reflect_pad, save, search
+from protocore.decoders.padding import reflect_pad
+from protocore.decoders.vqgan.codec import VQGANDecoder
+from protocore.decoders.vqgan.config import VQGANConfig
+from protocore.decoders.vqgan.files import load_model, save
+from protocore.decoders.vqgan.measuring import Pictures, count_codes, evaluate, mse_of, picture_of, shape_of
+from protocore.decoders.vqgan.network import VQGAN
+from protocore.decoders.vqgan.quantiser import search
 from protocore.errors import DataError
+from protocore.files import write_atomic, write_json
 
-Pictures = NDArray[np.uint8]
 Progress = Callable[[dict[str, float]], None]
 _SAVE_MINUTES = 5.0  # between two writes of the weights so far
 _FLOOR = 1e-5  # keeps log(mse) of a blank picture finite; 50 dB
@@ -123,79 +126,6 @@ def _bias(layer: nn.Conv2d) -> Tensor:
     return layer.bias
 
 
-def psnr(images: Tensor, decoded: Tensor) -> Tensor:
-    """10 log10(1 / mse) of each picture."""
-    return -10 * torch.log10(_mse(images, decoded).clamp_min(1e-10))
-
-
-def _mse(images: Tensor, decoded: Tensor) -> Tensor:
-    return (images - decoded).square().flatten(1).mean(1)
-
-
-@torch.no_grad()
-def evaluate(model: VQGAN, pictures: Pictures, stages: int, sweeps: int = 0, batch: int = 256) -> dict[str, Any]:
-    """PSNR of uint8 pictures after rounding to uint8 again, and how evenly each codebook is used."""
-    was_training, was_learning = model.training, next(model.parameters()).requires_grad
-    decoder = VQGANDecoder(model, _shape(pictures), stages, sweeps)
-    errors, used = [], []
-    for part in torch.from_numpy(pictures).split(batch):
-        images = part.float() / 255
-        indices = decoder.indices(decoder.encode(images))
-        decoded = (decoder.decode(model.quantiser.lookup(indices)) * 255).round() / 255
-        errors.append(_mse(images, decoded))
-        used.append(indices.transpose(0, 1).flatten(1))
-    model.train(was_training).requires_grad_(was_learning)
-    mse = torch.cat(errors).double().clamp_min(1e-10)
-    shares = [torch.bincount(row, minlength=model.config.codes).double() for row in torch.cat(used, 1)]
-    return {
-        "stages": stages,
-        "sweeps": sweeps,
-        "exemplar_bytes": decoder.exemplar_bytes,
-        "psnr": float(-10 * torch.log10(mse).mean()),
-        "psnr_of_mean_mse": float(-10 * torch.log10(mse.mean())),
-        "pictures": len(pictures),
-        "codes_used": [float((row > 0).double().mean()) for row in shares],
-        "perplexity": [float(_entropy(row).exp()) for row in shares],
-    }
-
-
-def _entropy(counts: Tensor) -> Tensor:
-    share = counts / counts.sum()
-    return -torch.special.xlogy(share, share).sum()
-
-
-@torch.no_grad()
-def count_codes(model: VQGAN, arrays: Sequence[Pictures], pictures: int = 4000) -> None:
-    """Let the model know how often each code occurs in (some of) these pictures, for entropy coding."""
-    counts = torch.full((model.config.stages, model.config.codes), 0.5)  # no code is impossible
-    total = sum(len(a) for a in arrays)
-    for array in arrays:
-        chosen = np.linspace(0, len(array) - 1, max(1, pictures * len(array) // total)).astype(int)
-        for part in torch.from_numpy(array[chosen]).split(256):
-            z = model.encoder(reflect_pad(part.float() / 255, model.config.factor))
-            indices = model.quantiser.indices(z, model.config.stages).transpose(0, 1).flatten(1)
-            counts += torch.stack([torch.bincount(row, minlength=model.config.codes) for row in indices])
-    # float16 as it will be stored: 1 is an even share
-    model.frequencies = (counts / counts.mean(1, keepdim=True)).half().float()
-
-
-def picture_of(model: VQGAN, pictures: Pictures, stages: int) -> Image.Image:
-    """Up to 16 pictures in a row, each original above its reconstruction."""
-    shown = pictures[:16]
-    decoder = VQGANDecoder(model, _shape(shown), stages)
-    images = torch.from_numpy(shown).float() / 255
-    with torch.no_grad():
-        decoded = decoder.decode(decoder.quantise(decoder.encode(images)))
-    bytes_ = (torch.stack([images, decoded]) * 255).round().to(torch.uint8)
-    grid = bytes_.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1).numpy()  # (2 H, N W, C)
-    return Image.fromarray(grid[:, :, 0] if grid.shape[2] == 1 else grid)
-
-
-def _shape(pictures: Pictures) -> tuple[int, int, int]:
-    _, channels, height, width = pictures.shape
-    return channels, height, width
-
-
 def _checked(name: str, pictures: Pictures, channels: int) -> Pictures:
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or not len(pictures) or pictures.shape[1] != channels:
         raise DataError(
@@ -272,7 +202,7 @@ class _Trainer:
             found.append(indices)
         codes = torch.cat(quantised)
         decoded = model.decoder(codes)
-        errors = _mse(images, decoded)
+        errors = mse_of(images, decoded)
         scale = errors.detach() + _FLOOR
         pull = (z - codes.detach()).square().flatten(1).sum(1) / images[0].numel()
         loss = 0.5 * torch.log(errors + _FLOOR).mean() + options.commitment * (pull / scale).mean()
@@ -379,7 +309,7 @@ def train_decoder(
         "loss_last": float(np.mean(curve[-20:])),
         "held_out": [evaluate(model, held_out, stages) for stages in dict.fromkeys(points)],
     }
-    decoder = VQGANDecoder(model, _shape(held_out))
+    decoder = VQGANDecoder(model, shape_of(held_out))
     report |= {
         "digest": decoder.digest,
         "shared_bytes": decoder.shared_bytes,
@@ -387,20 +317,11 @@ def train_decoder(
     }
     if out is not None:
         save(model, out)
-        write_report(report, out)
-        pictures = out.with_suffix(".png")
-        part = pictures.with_name(f"{pictures.name}.part{os.getpid()}")
-        picture_of(model, held_out, points[-1]).save(part, format="png")
-        os.replace(part, pictures)
+        write_json(out.with_suffix(".json"), report)
+        shown = BytesIO()
+        picture_of(model, held_out, points[-1]).save(shown, format="png")
+        write_atomic(out.with_suffix(".png"), shown.getvalue())
     return report
-
-
-def write_report(report: dict[str, Any], out: Path) -> None:
-    """The report as JSON beside the weights `out`, whole or not at all."""
-    target = out.with_suffix(".json")
-    part = target.with_name(f"{target.name}.part{os.getpid()}")
-    part.write_text(json.dumps(report, indent=2) + "\n")
-    os.replace(part, target)
 
 
 def _resumed(path: Path, config: VQGANConfig) -> VQGAN:
