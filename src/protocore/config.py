@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import re
 import tomllib
 import types
@@ -20,9 +21,27 @@ from protocore.errors import UserError
 T = TypeVar("T")
 
 
-def option(default: Any, help: str, *, group: str = "method", choices: Iterable[str] = ()) -> Any:
-    """A dataclass field that the command line shows as a flag with this help text."""
-    return field(default=default, metadata={"help": help, "group": group, "choices": tuple(choices)})
+def option(default: Any, help: str, *, group: str = "method", choices: Iterable[str] = (), least: float | None = None,
+           above: float | None = None, most: float | None = None, below: float | None = None) -> Any:
+    """A field of `Options` that the command line shows as a flag with this help text; numbers lie within its limits."""
+    limits = {"at least": least, "more than": above, "at most": most, "less than": below}
+    return field(default=default, metadata={
+        "help": help, "group": group, "choices": tuple(choices),
+        "limits": {words: limit for words, limit in limits.items() if limit is not None}})
+
+
+class Options:
+    """What a frozen dataclass of `option`s inherits: a value outside its limits is an error that names the flag."""
+
+    def __post_init__(self) -> None:
+        for known in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value, limits = getattr(self, known.name), known.metadata.get("limits", {})
+            if value is not None and not all(_HOLDS[words](value, limit) for words, limit in limits.items()):
+                said = " and ".join(f"{words} {limit}" for words, limit in limits.items())
+                raise UserError(f"{flag(known.name)} {value} must be {said}")
+
+
+_HOLDS = {"at least": operator.ge, "more than": operator.gt, "at most": operator.le, "less than": operator.lt}
 
 
 def parse_bytes(text: str | int) -> int:
@@ -53,7 +72,7 @@ def format_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Options):
     """Everything that decides the outcome of a run, apart from the method's own options."""
 
     method: str = option("protocore", "which method learns; see `protocore list methods`", group="run")
@@ -61,29 +80,31 @@ class Settings:
     preset: str = option(
         "default", "bundle of settings", group="run", choices=("default", "cpu", "paper")
     )
-    seed: int = option(0, "drives everything random: network, batches, augmentation, memory", group="run")
+    seed: int = option(0, "drives everything random: network, batches, augmentation, memory", group="run",
+                       least=0, below=2**63)
 
     data_root: str | None = option(None, "folder of the data sets (else PROTOCORE_DATA)", group="data")
     class_order: str = option(
         "natural", "order of the classes: natural, 1993 (numpy's legacy seed, as PyCIL), or any other number",
         group="data",
     )
-    classes_per_task: int | None = option(None, "classes that each task brings", group="data")
-    tasks: int | None = option(None, "learn only the first N tasks", group="data")
-    images_per_class: int | None = option(None, "use only the first N training images of a class", group="data")
-    image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data")
+    classes_per_task: int | None = option(None, "classes that each task brings", group="data", least=1)
+    tasks: int | None = option(None, "learn only the first N tasks", group="data", least=1)
+    images_per_class: int | None = option(None, "use only the first N training images of a class", group="data",
+                                          least=1)
+    image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data", least=4)
     augment: str = option(
         "none", "comma list of cropN (shift by up to N pixels), flip, rrc (random resized crop), or none",
         group="data",
     )
     online: bool = option(False, "one pass over the stream in small batches; no task identity", group="data")
     online_window: int = option(500, "online: samples between two visits of the method's end-of-task work",
-                                group="data")
+                                group="data", least=1)
     blurry: int = option(0, "percent of each class's samples that come with the tasks of other classes",
-                         group="data")
+                         group="data", least=0)
 
-    spc: int | None = option(None, "exemplars kept per class", group="memory")
-    capacity: int | None = option(None, "exemplars kept in all", group="memory")
+    spc: int | None = option(None, "exemplars kept per class", group="memory", least=1)
+    capacity: int | None = option(None, "exemplars kept in all", group="memory", least=1)
     budget: int | None = option(None, "bytes for everything that is kept, e.g. 256KB", group="memory")
     codec: str = option("pixels", "how exemplars are stored; see `protocore list codecs`", group="memory")
     replay_space: str = option(
@@ -94,7 +115,7 @@ class Settings:
 
     backbone: str = option("convnet", "feature extractor; see `protocore list backbones`", group="network")
     width: int | None = option(None, "filters of the first stage (each backbone has its own default)",
-                               group="network")
+                               group="network", least=1)
     norm: str | None = option(None, "normalisation layers", group="network", choices=("batch", "group"))
     head: str = option("linear", "classifier", group="network", choices=("linear", "cosine"))
     full_head: bool = option(False, "outputs for all classes of the benchmark from the start (else, and where nobody "
@@ -102,21 +123,21 @@ class Settings:
 
     optimizer: str = option("adam", "optimiser, made anew for each task", group="training",
                             choices=("adam", "adamw", "sgd"))
-    lr: float = option(1e-3, "learning rate", group="training")
-    momentum: float = option(0.0, "momentum of sgd", group="training")
-    weight_decay: float = option(0.0, "weight decay", group="training")
+    lr: float = option(1e-3, "learning rate", group="training", above=0)
+    momentum: float = option(0.0, "momentum of sgd", group="training", least=0)
+    weight_decay: float = option(0.0, "weight decay", group="training", least=0)
     schedule: str = option("constant", "constant, cosine, steps:E1,E2 (times 0.1 after these epochs), or "
                            "restarts (warm-up, then cosines of 1, 2, 4... epochs)",
                            group="training")
-    epochs: int = option(6, "passes over each task", group="training")
-    steps: int | None = option(None, "training steps a task, instead of --epochs", group="training")
-    batch: int = option(64, "current images in a batch", group="training")
-    replay_batch: int = option(64, "replayed images in a batch", group="training")
-    label_smoothing: float = option(0.0, "label smoothing of plain cross entropies", group="training")
+    epochs: int = option(6, "passes over each task", group="training", least=1)
+    steps: int | None = option(None, "training steps a task, instead of --epochs", group="training", least=1)
+    batch: int = option(64, "current images in a batch", group="training", least=1)
+    replay_batch: int = option(64, "replayed images in a batch", group="training", least=0)
+    label_smoothing: float = option(0.0, "label smoothing of plain cross entropies", group="training", least=0, most=1)
     cflat: bool = option(False, "C-Flat: every step seeks a flat minimum (four forward and backward passes)",
                          group="training")
-    cflat_rho: float = option(0.2, "C-Flat: radius ρ of its perturbations", group="training")
-    cflat_lambda: float = option(0.2, "C-Flat: weight λ of the first-order flatness", group="training")
+    cflat_rho: float = option(0.2, "C-Flat: radius ρ of its perturbations", group="training", least=0)
+    cflat_lambda: float = option(0.2, "C-Flat: weight λ of the first-order flatness", group="training", least=0)
     cflat_first: bool = option(False, "C-Flat in the first task too (its authors start with the second)",
                                group="training")
 
@@ -126,26 +147,12 @@ class Settings:
     memory_format: str = option("auto", "layout of image tensors", group="machine",
                                 choices=("auto", "contiguous", "channels_last"))
     threads: int | None = option(None, "processor threads (default: OMP_NUM_THREADS, else every core)",
-                                 group="machine")
+                                 group="machine", least=1)
 
     def __post_init__(self) -> None:
-        at_least = {"epochs": 1, "batch": 1, "replay_batch": 0, "online_window": 1, "blurry": 0, "seed": 0,
-                    "classes_per_task": 1, "images_per_class": 1, "image_size": 4, "spc": 1, "capacity": 1,
-                    "steps": 1, "tasks": 1,
-                    "threads": 1, "width": 1, "momentum": 0, "weight_decay": 0, "label_smoothing": 0,
-                    "cflat_rho": 0, "cflat_lambda": 0}
-        for name, least in at_least.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{flag(name)} {value} must be at least {least}")
+        super().__post_init__()
         if self.blurry > 90:
             raise UserError(f"--blurry {self.blurry} leaves a task almost none of its own classes; give 0 to 90")
-        if self.label_smoothing > 1:
-            raise UserError(f"--label-smoothing {self.label_smoothing} must be at most 1")
-        if self.seed >= 2**63:
-            raise UserError(f"--seed {self.seed} must be less than 2^63")
-        if not self.lr > 0:
-            raise UserError(f"--lr {self.lr} must be more than 0")
         if self.online and self.steps:
             raise UserError("--online sees each sample once, so --steps has no meaning; leave one of them out")
 

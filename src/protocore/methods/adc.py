@@ -13,8 +13,6 @@ from torch import Tensor
 from protocore.config import option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.errors import UserError
-from protocore.methods.base import Tools
 from protocore.methods.drift import Drift, DriftOptions
 
 Features = Callable[[Tensor], Tensor]
@@ -63,10 +61,10 @@ class ADCOptions(DriftOptions):
     """The attack."""
 
     attack_alpha: float = option(25.0, "step α in normalised pixel values, for all images of a class together (with "
-                                 "--attack-norm image: for each, about 2.5)")
-    attack_steps: int = option(3, "steps of the attack")
-    attack_images: int = option(100, "images attacked for each old class: those nearest to its mean")
-    attack_total: int = option(10000, "images attacked after a task at most: many old classes share them")
+                                 "--attack-norm image: for each, about 2.5)", least=0)
+    attack_steps: int = option(3, "steps of the attack", least=0)
+    attack_images: int = option(100, "images attacked for each old class: those nearest to its mean", least=1)
+    attack_total: int = option(10000, "images attacked after a task at most: many old classes share them", least=1)
     attack_norm: str = option("batch", "what a step's gradient is normalised over: all images of a class (the "
                               "published code), or each image (the paper)", choices=("batch", "image"))
 
@@ -84,15 +82,10 @@ class ADC(Drift):
     }
     checks = "exact for translations, bounds of linear drift, selection, steps and range; digits end to end"
 
-    def __init__(self, tools: Tools, options: ADCOptions) -> None:
-        super().__init__(tools, options)
-        self.how = options
-        for name, least in (("attack_alpha", 0), ("attack_steps", 0), ("attack_images", 1), ("attack_total", 1)):
-            if (value := getattr(options, name)) < least:
-                raise UserError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+    options: ADCOptions
 
     def moved(self, task: Task, classes: list[int], z: Tensor) -> Tensor:
-        o, old = self.how, self.previous.net
+        o, old = self.options, self.previous.net
         assert old is not None
         stored = self.means.classes
         snapshot = self.means.get(stored).to(z.device)  # as it was before any of them moved

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from protocore.backbones import Network
-from protocore.config import Settings
+from protocore.config import Options, Settings
 from protocore.data.augment import Transform, to_float
 from protocore.data.stream import Task
 from protocore.decoders.base import Decoder
@@ -85,7 +85,7 @@ class Tools:
 
 
 @dataclass(frozen=True)
-class NoOptions:
+class NoOptions(Options):
     """A method without options of its own."""
 
 

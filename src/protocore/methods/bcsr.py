@@ -10,29 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.config import option
-from protocore.errors import UserError
-from protocore.methods.base import Batch, Tools
+from protocore.config import Options, option
+from protocore.methods.base import Batch
 from protocore.methods.gradients import along, curvature, hessian_vector, mean_gradient, residuals
 from protocore.methods.picking import Picking
 from protocore.methods.simplex import project_simplex
 
 
 @dataclass(frozen=True)
-class BCSROptions:
+class BCSROptions(Options):
     """The inner model is the last layer on frozen features. Both step sizes are free of units, see their help."""
 
-    kappa: float = option(0.5, "share of each current batch that is learned from (published: 10 of 50)")
-    ref: float = option(1.0, "weight of the replay loss (published: 0.1)")
-    candidates: int = option(1000, "at most so many of the last picks, by chance, compete for the memory (0: all)")
-    outer: int = option(5, "J: steps of the weights w")
-    inner: int = option(1, "N: steps of the last layer before each of them")
-    terms: int = option(3, "Q: terms of the Neumann series after the first")
-    proxy_lr: float = option(1.0, "step η of the last layer and of the series, in units of 1 / its largest curvature")
-    weight_lr: float = option(5.0, "step of the weights, in units of 1 / number of candidates")
-    beta: float = option(0.1, "weight λ of the top-K regulariser (0: off, as in effect in the released code)")
-    delta: float = option(1e-3, "δ: noise that smooths the top K")
-    noise: int = option(64, "draws of that noise for each step (published: 1)")
+    kappa: float = option(0.5, "share of each current batch that is learned from (published: 10 of 50)",
+                          above=0, most=1)
+    ref: float = option(1.0, "weight of the replay loss (published: 0.1)", least=0)
+    candidates: int = option(1000, "at most so many of the last picks, by chance, compete for the memory (0: all)",
+                             least=0)
+    outer: int = option(5, "J: steps of the weights w", least=1)
+    inner: int = option(1, "N: steps of the last layer before each of them", least=0)
+    terms: int = option(3, "Q: terms of the Neumann series after the first", least=0)
+    proxy_lr: float = option(1.0, "step η of the last layer and of the series, in units of 1 / its largest curvature",
+                             above=0, below=2)
+    weight_lr: float = option(5.0, "step of the weights, in units of 1 / number of candidates", least=0)
+    beta: float = option(0.1, "weight λ of the top-K regulariser (0: off, as in effect in the released code)", least=0)
+    delta: float = option(1e-3, "δ: noise that smooths the top K", least=0)
+    noise: int = option(64, "draws of that noise for each step (published: 1)", least=1)
     draw: str = option("sample", "how K are taken: drawn with probabilities w, or the largest w",
                        choices=("sample", "top"))
     form: str = option("formulas", "the bilevel problem as written, or as in the released code: inner weights w/n, "
@@ -118,16 +120,6 @@ class BCSR(Picking):
                                    "replay_batch": 10, "augment": "none", "kappa": 0.2, "ref": 0.1}}
 
     options: BCSROptions
-
-    def __init__(self, tools: Tools, options: BCSROptions) -> None:
-        super().__init__(tools, options)
-        for name, least in (("outer", 1), ("inner", 0), ("terms", 0), ("noise", 1), ("beta", 0), ("delta", 0),
-                            ("weight_lr", 0)):
-            if getattr(options, name) < least:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} {getattr(options, name)} must be at least {least}")
-        if not 0 < options.proxy_lr < 2:
-            raise UserError(f"--proxy-lr {options.proxy_lr}: the steps converge between 0 and 2")
 
     def warming_up(self, batch: Batch) -> bool:
         """The first task up to its last pass, later ones in their first; never in an online stream's single pass."""

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from protocore.backbones import Network
 from protocore.backbones.proxy import fit_proxy
-from protocore.config import flag, option
+from protocore.config import Options, option
 from protocore.data.stream import Task
-from protocore.errors import UserError
 from protocore.memory.store import smallest_dtype
 from protocore.methods.base import Batch, Tools
 from protocore.methods.coreset import Coreset, Pool
@@ -26,29 +25,21 @@ BATCH = 32  # of the reference model and of the models on the coreset
 
 
 @dataclass(frozen=True)
-class CSReLOptions:
+class CSReLOptions(Options):
     """Replay, and what a selection costs."""
 
-    alpha: float = option(1.0, "weight α of the replay loss")
+    alpha: float = option(1.0, "weight α of the replay loss", least=0)
     replay: str = option("sub", "what a step replays: a batch of the memory (sub), or all of it, with the sum of its "
                          "tasks' means (full)", choices=("sub", "full"))
     balance: str = option("auto", "on: every class has equal room, shared among the tasks it came in; off: tasks share "
                           "the memory, whatever their classes; auto: on with --spc or --online",
                           choices=("auto", "on", "off"))
-    ref_epochs: int = option(6, "passes over the task of the reference model")
-    ref_lr: float = option(0.05, "learning rate of the reference model (sgd)")
-    proxy_steps: int = option(8, "steps of each model trained on the coreset so far")
-    proxy_lr: float = option(0.05, "learning rate of these models (sgd)")
-    selection_steps: int = option(10, "increments in which a coreset grows, a new model for each")
-    prv: int = option(0, "exemplars of every old task that the reference model learns, too (the variant -prv)")
-
-    def __post_init__(self) -> None:
-        for name, least in (("alpha", 0), ("ref_epochs", 1), ("proxy_steps", 1), ("selection_steps", 1), ("prv", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be at least {least}")
-        for name in ("ref_lr", "proxy_lr"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be more than 0")
+    ref_epochs: int = option(6, "passes over the task of the reference model", least=1)
+    ref_lr: float = option(0.05, "learning rate of the reference model (sgd)", above=0)
+    proxy_steps: int = option(8, "steps of each model trained on the coreset so far", least=1)
+    proxy_lr: float = option(0.05, "learning rate of these models (sgd)", above=0)
+    selection_steps: int = option(10, "increments in which a coreset grows, a new model for each", least=1)
+    prv: int = option(0, "exemplars of every old task that the reference model learns, too (the variant -prv)", least=0)
 
 
 def greedy(reference: Tensor, kinds: Tensor, room: Tensor, selection_steps: int,

@@ -12,24 +12,21 @@ from torch import Tensor
 from protocore.config import option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.errors import UserError
 from protocore.memory.prototypes import DTYPES
 from protocore.memory.quota import HEADER_RESERVE
 from protocore.memory.store import Drawn
 from protocore.methods.base import Batch, Tools
-from protocore.methods.er import ER
+from protocore.methods.replay import ReplayMethod, ReplayOptions
 
 
 @dataclass(frozen=True)
-class DEROptions:
+class DEROptions(ReplayOptions):
     """The weight of the stored logits, and how the memory is filled."""
 
-    alpha: float = option(0.3, "weight α of the distance to the stored logits")
+    alpha: float = option(0.3, "weight α of the distance to the stored logits", least=0)
     distance: str = option("mean", "distance of logits: the mean over batch and classes (tuned values of α belong to "
                            "it), or the squared norm as printed (sum over classes)", choices=("mean", "norm"))
     logit_dtype: str = option("float16", "how logits are stored", choices=("float16", "float32"))
-    fill: str = option("auto", "what is kept: a reservoir over the stream, or one in each class (auto: by class "
-                       "with --spc, else over the stream)", choices=("auto", "stream", "class"))
     offer: str = option("every", "when a sample is offered to the reservoir: in every pass over the task (copies of "
                         "one can fill several slots), or in the first only, with the logits of a network that has "
                         "hardly seen the task", choices=("every", "first"))
@@ -42,8 +39,8 @@ class DEROptions:
 class DERppOptions(DEROptions):
     """DER's, and the weight of the stored labels."""
 
-    alpha: float = option(0.1, "weight α of the distance to the stored logits")
-    beta: float = option(0.5, "weight β of the cross entropy of stored labels")
+    alpha: float = option(0.1, "weight α of the distance to the stored logits", least=0)
+    beta: float = option(0.5, "weight β of the cross entropy of stored labels", least=0)
 
 
 def padded(stored: Tensor, outputs: int) -> Tensor:
@@ -60,7 +57,7 @@ def logit_distance(logits: Tensor, stored: Tensor, distance: str = "mean") -> Te
     return squares / (known.sum().clamp(min=1) if distance == "mean" else len(logits))
 
 
-class DER(ER):
+class DER(ReplayMethod):
     """L = CE(z(x), y) + α · MSE(z(x'), z') with x', z' from the memory."""
 
     name = "der"
@@ -76,12 +73,8 @@ class DER(ER):
     }
     checks = "oracles of the paper's formulas; published S-MNIST figures; digits end to end"
 
-    options: DEROptions
-
     def __init__(self, tools: Tools, options: DEROptions) -> None:
-        if options.alpha < 0:
-            raise UserError(f"--alpha {options.alpha} must be 0 or more")
-        super().__init__(tools, options)  # type: ignore[arg-type]  # of the options it asks for `fill` alone
+        super().__init__(tools, options)
         self.dtype = DTYPES[options.logit_dtype]
 
     def begin_task(self, task: Task) -> None:
@@ -137,16 +130,12 @@ class DERpp(DER):
     Options = DERppOptions
     presets: ClassVar = {"paper": DER.presets["paper"]}
 
-    def __init__(self, tools: Tools, options: DERppOptions) -> None:
-        super().__init__(tools, options)
-        if options.beta < 0:
-            raise UserError(f"--beta {options.beta} must be 0 or more")
-        self.beta = options.beta
+    options: DERppOptions
 
     def loss(self, batch: Batch) -> Tensor:
         loss = super().loss(batch)
-        if drawn := self.drawn(self.beta):
+        if drawn := self.drawn(self.options.beta):
             hard = F.cross_entropy(self.replayed(drawn), drawn.labels.to(batch.labels),
                                    label_smoothing=self.tools.settings.label_smoothing)
-            loss = loss + self.beta * hard
+            loss = loss + self.options.beta * hard
         return loss

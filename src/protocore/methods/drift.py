@@ -20,7 +20,7 @@ from protocore.methods.means import ClassMeans, at_home, by_class, nearest_mean_
 class DriftOptions(LwFOptions):
     """LwF's, with the weight of this family, and the type of what is stored."""
 
-    weight: float = option(10.0, "weight λ of the distillation")
+    weight: float = option(10.0, "weight λ of the distillation", least=0)
     prototype_dtype: str = option("float16", "how means are stored", choices=("float16", "float32"))
 
 

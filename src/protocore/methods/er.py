@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.config import option
-from protocore.data.stream import Task
-from protocore.memory.store import ExemplarStore
-from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.base import Batch
 from protocore.methods.losses import masked_cross_entropy
-from protocore.methods.replay import Replay
+from protocore.methods.replay import ReplayMethod, ReplayOptions
 
 
 @dataclass(frozen=True)
-class EROptions:
-    """How the memory is filled and drawn from."""
+class EROptions(ReplayOptions):
+    """How the memory is filled and drawn from, and what competes."""
 
-    fill: str = option("auto", "what is kept: a reservoir over the stream, or one in each class (auto: by class "
-                       "with --spc, else over the stream)", choices=("auto", "stream", "class"))
     draw: str = option("uniform", "how a replay batch is drawn: uniform over exemplars, or balanced over classes",
                        choices=("uniform", "balanced"))
     current: str = option("all", "classes that compete in the loss of current data: all seen, or only those of "
                           "the current data (masked)", choices=("all", "masked"))
 
 
-class ER(Method):
+class ER(ReplayMethod):
     """One forward pass over current and replayed images; the mean cross entropy of both."""
 
     name = "er"
     paper = "Chaudhry et al. 2019, On Tiny Episodic Memories"
-    class_bytes = 61_466
-    keeps = "exemplars"
     checks = "reservoir statistics; published S-MNIST figures; digits end to end"
-    replays = True
     Options = EROptions
-    defaults: ClassVar = {"spc": 20}
 
-    def __init__(self, tools: Tools, options: EROptions) -> None:
-        super().__init__(tools, options)
-        self.memory = Replay(tools, options.fill)
-
-    def begin_task(self, task: Task) -> None:
-        self.memory.make_room(len(self.seen), task)
+    options: EROptions
 
     def loss(self, batch: Batch) -> Tensor:
         drawn = self.memory.draw(self.tools.settings.replay_batch, balanced=self.options.draw == "balanced")
@@ -63,26 +48,3 @@ class ER(Method):
         if drawn is not None:
             loss = loss + F.cross_entropy(logits[now:], labels[now:], label_smoothing=smoothing)
         return loss
-
-    def after_step(self, batch: Batch) -> None:
-        # Each sample is offered once, in the first pass: later passes would fill slots with copies.
-        if batch.first_pass:
-            self.memory.offer(batch.images, batch.labels.cpu())
-
-    def end_task(self, task: Task) -> None:
-        self.memory.settle()
-
-    def stores(self) -> list[ExemplarStore]:
-        return [self.memory.store]
-
-    def state(self) -> dict[str, Tensor]:
-        return self.memory.tensors()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.memory.load(state)
-
-    def scratch(self) -> dict[str, Tensor]:
-        return self.memory.scratch()
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.memory.load_scratch(scratch)

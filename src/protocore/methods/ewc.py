@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from protocore.config import option
+from protocore.config import Options, option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.errors import BudgetError, UserError
+from protocore.errors import BudgetError
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import masked_cross_entropy
 
@@ -24,17 +24,18 @@ FLOATS_AT_ONCE = 2**25  # of per-sample gradients: what bounds the memory of an 
 
 
 @dataclass(frozen=True)
-class EWCOptions:
+class EWCOptions(Options):
     """The penalty, and what is taken for the Fisher matrix."""
 
-    strength: float = option(10.0, "weight λ of the penalty λ·Σ F(θ-θ*)² (it has no ½: halve a λ of the other form)")
+    strength: float = option(10.0, "weight λ of the penalty λ·Σ F(θ-θ*)² (it has no ½: halve a λ of the other form)",
+                             least=0)
     fisher: str = option("weighted", "diagonal of the Fisher matrix: squared gradients of the true label's log "
                          "probability, weighted with that probability (weighted) or plain (empirical), or the "
                          "expectation over all labels (true: a backward pass for each class)",
                          choices=("weighted", "empirical", "true"))
     merge: str = option("sum", "F of all tasks: γF + F_new (sum), or a mean by numbers of classes, old and new (share)",
                         choices=("sum", "share"))
-    gamma: float = option(1.0, "γ: what is left of the old F in a sum")
+    gamma: float = option(1.0, "γ: what is left of the old F in a sum", least=0)
     current: str = option("seen", "classes that compete in the cross entropy: all seen, or those of the task (new)",
                           choices=("new", "seen"))
 
@@ -98,9 +99,6 @@ class EWC(Method):
 
     def __init__(self, tools: Tools, options: EWCOptions) -> None:
         super().__init__(tools, options)
-        for name in ("strength", "gamma"):
-            if getattr(options, name) < 0:
-                raise UserError(f"--{name} {getattr(options, name)} must be 0 or more")
         self.fisher: Named = {}
         self.anchor: Named = {}
         self.before = 0  # classes that had been seen when F was last renewed

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.config import option
+from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.ledger import check_budget, ledger_of
@@ -116,19 +116,20 @@ class Covariances:
 
 
 @dataclass(frozen=True)
-class FeCAMOptions:
+class FeCAMOptions(Options):
     """The statistics of a class and how they are stored."""
 
-    tukey: float = option(0.5, "power β of features before statistics and distances (0: logarithm, 1: as they are)")
-    shrinks: int = option(2, "how often the covariance is shrunk (the paper's equation: 1, its code: 2)")
-    gamma1: float = option(1.0, "shrinkage of the diagonal")
-    gamma2: float = option(1.0, "shrinkage of the other entries")
+    tukey: float = option(0.5, "power β of features before statistics and distances (0: logarithm, 1: as they are)",
+                          least=0)
+    shrinks: int = option(2, "how often the covariance is shrunk (the paper's equation: 1, its code: 2)", least=0)
+    gamma1: float = option(1.0, "shrinkage of the diagonal", least=0)
+    gamma2: float = option(1.0, "shrinkage of the other entries", least=0)
     nonzero: bool = option(False, "their mean leaves out entries that are exactly 0, as the published code does")
     covariance: str = option("class", "a covariance for each class, or one shared by all", choices=("class", "shared"))
     covariance_dtype: str = option("float16", "how covariances are stored", choices=("float16", "float32"))
     prototype_dtype: str = option("float16", "how means are stored", choices=("float16", "float32"))
     first_windows: int = option(10, "online: windows that the network is trained on before it is frozen, in place of "
-                                "the first task")
+                                "the first task", least=1)
     head_first: bool = option(False, "right after the first task the head answers, as in the published code")
 
 
@@ -151,9 +152,6 @@ class FeCAM(Finetune):
 
     def __init__(self, tools: Tools, options: FeCAMOptions) -> None:
         super().__init__(tools, options)
-        for name, least in (("tukey", 0), ("shrinks", 0), ("gamma1", 0), ("gamma2", 0), ("first_windows", 1)):
-            if (value := getattr(options, name)) < least:
-                raise UserError(f"--{name.replace('_', '-')} {value} must be at least {least}")
         self.means = ClassMeans(self.net.dim, options.prototype_dtype)
         self.shared = options.covariance == "shared"
         self.covariances = Covariances(self.net.dim, options.covariance_dtype,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.config import option
+from protocore.config import Options, option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
@@ -24,7 +24,7 @@ SHOWN = 64  # images of a class that has no exemplars yet, whose mean stands for
 
 
 @dataclass(frozen=True)
-class ICaRLOptions:
+class ICaRLOptions(Options):
     """How exemplars are shown, and how their means are taken."""
 
     flip: str = option("auto", "whether the class means take in the exemplars' mirror images, as its authors', who "

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from protocore.config import option
 from protocore.data.stream import Task
-from protocore.errors import UserError
-from protocore.methods.base import Tools
 from protocore.methods.drift import Drift, DriftOptions
 
 
@@ -53,10 +51,11 @@ class LDCOptions(DriftOptions):
     fit: str = option("ridge", "least squares in closed form, held to the identity, or the published projector "
                       "trained by Adam", choices=("ridge", "adam"))
     fit_bias: bool = option(False, "let the map have a bias")
-    ridge: float = option(1e-3, "how strongly the map is held to the identity, against the mean square of a feature")
-    ridge_views: int = option(2, "ridge: augmented views of each image")
-    adam_epochs: int = option(20, "adam: passes over the task")
-    adam_lr: float = option(1e-3, "adam: learning rate")
+    ridge: float = option(1e-3, "how strongly the map is held to the identity, against the mean square of a feature",
+                          least=0)
+    ridge_views: int = option(2, "ridge: augmented views of each image", least=1)
+    adam_epochs: int = option(20, "adam: passes over the task", least=1)
+    adam_lr: float = option(1e-3, "adam: learning rate", least=0)
 
 
 class LDC(Drift):
@@ -68,15 +67,10 @@ class LDC(Drift):
     Options = LDCOptions
     checks = "recovers, composes and keeps linear maps; digits end to end"
 
-    def __init__(self, tools: Tools, options: LDCOptions) -> None:
-        super().__init__(tools, options)
-        self.how = options
-        for name, least in (("ridge", 0), ("ridge_views", 1), ("adam_epochs", 1), ("adam_lr", 0)):
-            if (value := getattr(options, name)) < least:
-                raise UserError(f"--{name.replace('_', '-')} {value} must be at least {least}")
+    options: LDCOptions
 
     def moved(self, task: Task, classes: list[int], z: Tensor) -> Tensor:
-        weights = self.closed_form(task) if self.how.fit == "ridge" else self.projector(task)
+        weights = self.closed_form(task) if self.options.fit == "ridge" else self.projector(task)
         return apply_map(weights, self.means.get(classes))
 
     @torch.no_grad()
@@ -88,16 +82,16 @@ class LDC(Drift):
 
     def closed_form(self, task: Task) -> Tensor:
         gram = cross = torch.zeros(())
-        views = self.how.ridge_views
+        views = self.options.ridge_views
         for done in range(views):
             for old, new in self.pairs(task, torch.arange(len(task)), 256):
-                more = moments(old, new, self.how.fit_bias)
+                more = moments(old, new, self.options.fit_bias)
                 gram, cross = gram + more[0], cross + more[1]
             self.tools.progress("fitting the drift", done + 1, views)
-        return ridge_map(gram, cross, self.how.ridge)
+        return ridge_map(gram, cross, self.options.ridge)
 
     def projector(self, task: Task) -> Tensor:
-        o = self.how
+        o = self.options
         linear = nn.Linear(self.net.dim, self.net.dim, bias=o.fit_bias).to(self.tools.device)
         optimizer = torch.optim.Adam(linear.parameters(), lr=o.adam_lr)
         for done in range(o.adam_epochs):

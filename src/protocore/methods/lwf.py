@@ -9,21 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from protocore.config import option
+from protocore.config import Options, option
 from protocore.data.stream import Task
-from protocore.errors import UserError
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import distillation, masked_cross_entropy
 from protocore.methods.previous import Previous
 
 
 @dataclass(frozen=True)
-class LwFOptions:
+class LwFOptions(Options):
     """The two terms of the loss."""
 
     weight: float = option(3.0, "weight λ of the distillation (3 in PyCIL, 10 in LDC and ADC; with --current seen 0.5 "
-                           "to 3)")
-    temperature: float = option(2.0, "temperature τ of the distillation")
+                           "to 3)", least=0)
+    temperature: float = option(2.0, "temperature τ of the distillation", above=0)
     current: str = option("new", "classes that compete in the cross entropy: those of the task (new), or all seen",
                           choices=("new", "seen"))
 
@@ -39,14 +38,8 @@ class LwF(Method):
     }
     checks = "oracles of the paper's formulas; digits end to end"
 
-    options: LwFOptions
-
     def __init__(self, tools: Tools, options: LwFOptions) -> None:
         super().__init__(tools, options)
-        if options.weight < 0:
-            raise UserError(f"--weight {options.weight} must be 0 or more")
-        if options.temperature <= 0:
-            raise UserError(f"--temperature {options.temperature} must be more than 0")
         self.previous = Previous()
         self.known: list[int] = []  # classes that the teacher learned: all seen before this task, returning or not
 

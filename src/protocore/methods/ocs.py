@@ -9,25 +9,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from protocore.config import option
-from protocore.errors import UserError
-from protocore.methods.base import Batch, Tools
+from protocore.config import Options, option
+from protocore.methods.base import Batch
 from protocore.methods.gradients import along, cosines, gram_rows, mean_gradient, norms, residuals
 from protocore.methods.picking import Picking
 
 
 @dataclass(frozen=True)
-class OCSOptions:
+class OCSOptions(Options):
     """The published batch is 10 picked of 20, a half; the published memories are 83 to 200 exemplars."""
 
-    kappa: float = option(0.5, "share κ of each current batch that is learned from (published: 10 of 20)")
-    tau: float = option(1000.0, "weight τ of the affinity to the memory")
-    ref: float = option(1.0, "weight of the replay loss (published: 0.1 to 10)")
-    warmup: int = option(100, "first steps of a task, in its first pass, in which chance picks")
+    kappa: float = option(0.5, "share κ of each current batch that is learned from (published: 10 of 20)",
+                          above=0, most=1)
+    tau: float = option(1000.0, "weight τ of the affinity to the memory", least=0)
+    ref: float = option(1.0, "weight of the replay loss (published: 0.1 to 10)", least=0)
+    warmup: int = option(100, "first steps of a task, in its first pass, in which chance picks", least=0)
     reference: int = option(200, "exemplars, drawn anew in each step, whose mean gradient stands for the memory "
-                            "(0: all of them)")
+                            "(0: all of them)", least=0)
     candidates: int = option(1000, "at most so many of the last picks, by chance, are ranked for the memory "
-                             "(published: 250; 0: all)")
+                             "(published: 250; 0: all)", least=0)
     rank: str = option("score", "order of the candidates for the memory: by score, or by chance as in the released "
                        "code", choices=("score", "random"))
     diversity: str = option("others", "V averages over the other samples, or over all as in the released code",
@@ -81,12 +81,6 @@ class OCS(Picking):
                                    "reference": 0, "tau": 1000.0}}
 
     options: OCSOptions
-
-    def __init__(self, tools: Tools, options: OCSOptions) -> None:
-        super().__init__(tools, options)
-        for name in ("tau", "warmup", "reference"):
-            if getattr(options, name) < 0:
-                raise UserError(f"--{name} {getattr(options, name)} must be at least 0")
 
     def warming_up(self, batch: Batch) -> bool:
         """The first steps of a task. Windows of an online stream are no tasks: there, only of the very first one."""

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protocore.config import flag, option
+from protocore.config import option
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.memory.store import Drawn, ExemplarStore
-from protocore.methods.base import Batch, Method, Tools
+from protocore.memory.store import Drawn
+from protocore.methods.base import Batch, Tools
 from protocore.methods.onpro_losses import (
     Mixed,
     base_shares,
@@ -33,49 +33,36 @@ from protocore.methods.onpro_losses import (
     random_slots,
     similarity,
 )
-from protocore.methods.replay import Replay
+from protocore.methods.replay import ReplayMethod, ReplayOptions
 
 PROJECTION = 128  # dimensions of the projection, where the features have as many
 
 
 @dataclass(frozen=True)
-class OnProOptions:
+class OnProOptions(ReplayOptions):
     """Temperatures, replay and mixup; the values of the released code for CIFAR-100 and TinyImageNet."""
 
-    proto_temperature: float = option(0.5, "temperature of the prototypes' equilibrium (OPE)")
+    proto_temperature: float = option(0.5, "temperature of the prototypes' equilibrium (OPE)", above=0)
     instance: bool = option(True, "the contrast of instances (INS): most of the cost")
-    instance_temperature: float = option(0.07, "temperature of the contrast of instances")
+    instance_temperature: float = option(0.07, "temperature of the contrast of instances", above=0)
     variants: int = option(4, "rearrangements of each image in the contrast of instances, 1 to 16 (images that are "
-                           "not square: to 8)")
+                           "not square: to 8)", least=1, most=16)
     similarity: float = option(1.0, "weight of the similarities after the first task (CIFAR-10: 0.5)")
-    mixup_p: float = option(0.2, "probability of mixup (CIFAR-10: 0.6)")
-    base_rate: float = option(0.9, "part of the replay batch that does not come from close pairs (CIFAR-10: 0.75)")
+    mixup_p: float = option(0.2, "probability of mixup (CIFAR-10: 0.6)", least=0, most=1)
+    base_rate: float = option(0.9, "part of the replay batch that does not come from close pairs (CIFAR-10: 0.75)",
+                              least=0, most=1)
     base_gate: str = option("twice", "whether that part asks --mixup-p for the batch and for each image, as the "
                             "released code does, or once for each image", choices=("twice", "once"))
     pair_rule: str = option("inverse", "probability of a pair of prototypes: softmax of 1/distance (released code) or "
                             "of -distance (paper)", choices=("inverse", "exponential"))
-    replay_per_class: int = option(7, "a replay batch has at most this many images times the classes seen")
-    fill: str = option("auto", "what is kept: a reservoir over the stream, or one in each class (auto: by class "
-                       "with --spc, else over the stream)", choices=("auto", "stream", "class"))
-
-    def __post_init__(self) -> None:
-        ranges = {"variants": (1, 16), "mixup_p": (0, 1), "base_rate": (0, 1), "replay_per_class": (1, 10**6)}
-        for name, (least, most) in ranges.items():
-            if not least <= getattr(self, name) <= most:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be from {least} to {most}")
-        for name in ("proto_temperature", "instance_temperature"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be more than 0")
+    replay_per_class: int = option(7, "a replay batch has at most this many images times the classes seen", least=1)
 
 
-class OnPro(Method):
+class OnPro(ReplayMethod):
     """CE + INS + OPE. After the first task the classifier learns from replayed, mixed images only."""
 
     name = "onpro"
     paper = "Wei et al. 2023, Online Prototype Learning for Online Continual Learning"
-    class_bytes = 61_466
-    keeps = "exemplars"
-    replays = True
     checks = "oracles of its losses, expansion and pair counts; digits end to end"
     Options = OnProOptions
     defaults: ClassVar = {"spc": 20, "lr": 5e-4, "weight_decay": 1e-4}
@@ -85,13 +72,14 @@ class OnPro(Method):
         "cpu": {"optimizer": "adam", "lr": 5e-4, "weight_decay": 1e-4, "variants": 2},
     }
 
+    options: OnProOptions
+
     def __init__(self, tools: Tools, options: OnProOptions) -> None:
         super().__init__(tools, options)
         _, height, width = self.net.image_shape
         if options.instance and options.variants > 8 and height != width:
             raise UserError(f"--variants {options.variants} turns images by 90°, which {width}x{height} pixels do not "
                             "allow; give --variants 8")
-        self.memory = Replay(tools, options.fill)
         self.extra = self.projection = nn.Linear(self.net.dim, min(PROJECTION, self.net.dim))
         self.later = False  # whether the first task is over
         self.forget_prototypes()
@@ -109,7 +97,7 @@ class OnPro(Method):
         others = set(self.seen) != set(self.current) or not stored >= set(self.current)
         self.later = bool(stored) and (not s.online or s.blurry > 0 or others)
         self.forget_prototypes()
-        self.memory.make_room(len(self.seen), task)
+        super().begin_task(task)
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -185,30 +173,14 @@ class OnPro(Method):
     def after_step(self, batch: Batch) -> None:
         if "prototypes" in batch.notes:
             self.prototypes = batch.notes["prototypes"].cpu(), batch.notes["classes"].cpu()
-        # Each sample is offered once, in the first pass: later passes would fill slots with copies.
-        if batch.first_pass:
-            self.memory.offer(batch.images, batch.labels.cpu())
-
-    def end_task(self, task: Task) -> None:
-        self.memory.settle()
-
-    # -- what is kept ----------------------------------------------------------------------------------------
-
-    def stores(self) -> list[ExemplarStore]:
-        return [self.memory.store]
-
-    def state(self) -> dict[str, Tensor]:
-        return self.memory.tensors()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.memory.load(state)
+        super().after_step(batch)
 
     def scratch(self) -> dict[str, Tensor]:
         mine = {"prototypes": self.prototypes[0], "prototype classes": self.prototypes[1],
                 "later": torch.tensor([self.later])}
-        return self.memory.scratch() | mine
+        return super().scratch() | mine
 
     def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
         self.prototypes = scratch["prototypes"], scratch["prototype classes"]
         self.later = bool(scratch["later"])
-        self.memory.load_scratch(scratch)
+        super().load_scratch(scratch)

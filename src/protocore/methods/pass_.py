@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.config import option
+from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.ledger import check_budget, ledger_of
@@ -44,12 +44,12 @@ def mean_deviation(z: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PASSOptions:
+class PASSOptions(Options):
     """The three terms of the loss, and the radius of the noise."""
 
     prototypes: float = option(10.0, "weight λ_p of the cross entropy of augmented prototypes")
     distill: float = option(10.0, "weight λ_k of the distance between new and old features of a batch")
-    temperature: float = option(0.1, "temperature τ of both cross entropies")
+    temperature: float = option(0.1, "temperature τ of both cross entropies", above=0)
     spread: str = option("variance", "radius: root of the mean variance, or the mean deviation (the authors' "
                          "ImageNet-Subset script)", choices=("variance", "deviation"))
     radius: str = option("first", "estimated in the first task, or as a mean over all classes as they come",
@@ -80,8 +80,6 @@ class PASS(Method):
         if height != width:
             raise UserError(f"--method pass turns images by 90°, so they must be square; these are {height}x{width}. "
                             "Cut or scale them (--image-size N for picture files), or take another method")
-        if options.temperature <= 0:
-            raise UserError(f"--temperature {options.temperature} must be more than 0")
         self.means = ClassMeans(self.net.dim, options.prototype_dtype)
         self.sigma = torch.full((1,), float("nan"))  # until it is estimated
         self.previous = Previous()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.config import flag, option
+from protocore.config import Options, option
 from protocore.errors import UserError
 from protocore.methods.base import Tools
 from protocore.methods.coreset import Coreset, Pool
@@ -23,34 +23,27 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class PBCSOptions:
+class PBCSOptions(Options):
     """The outer problem (probabilities), the inner one (a classifier on each drawn mask), and the candidates."""
 
-    outer_steps: int = option(200, "steps T of the probabilities")
-    outer_lr: float = option(0.05, "learning rate of the probabilities (adam, falling along a cosine)")
-    masks: int = option(5, "masks M drawn at each step")
+    outer_steps: int = option(200, "steps T of the probabilities", least=1)
+    outer_lr: float = option(0.05, "learning rate of the probabilities (adam, falling along a cosine)", above=0)
+    masks: int = option(5, "masks M drawn at each step", least=1)
     estimator: str = option("vr", "gradient estimate: losses less their mean (vr), or as they are (plain)",
                             choices=("vr", "plain"))
-    clip: float = option(3.0, "longest gradient of the probabilities")
-    start: float = option(0.5, "size of the coreset at the start, as a share of its final size")
-    inner_steps: int = option(30, "steps E of a classifier on the features of a drawn mask")
-    inner_lr: float = option(0.05, "learning rate of these classifiers (adam, falling along a cosine)")
-    candidates: int = option(1000, "samples of a task that are looked at, drawn at random")
-    draws: int = option(5, "masks drawn in the end, of which the best one is kept")
+    clip: float = option(3.0, "longest gradient of the probabilities", above=0)
+    start: float = option(0.5, "size of the coreset at the start, as a share of its final size", above=0, most=1)
+    inner_steps: int = option(30, "steps E of a classifier on the features of a drawn mask", least=1)
+    inner_lr: float = option(0.05, "learning rate of these classifiers (adam, falling along a cosine)", above=0)
+    candidates: int = option(1000, "samples of a task that are looked at, drawn at random", least=1)
+    draws: int = option(5, "masks drawn in the end, of which the best one is kept", least=1)
     balance: str = option("auto", "on: all classes have equal room; off: a task has its share, whatever its classes; "
                           "auto: on with --spc, --online or --blurry", choices=("auto", "on", "off"))
 
     def __post_init__(self) -> None:
-        few = 2 if self.estimator == "vr" else 1
-        for name, least in (("outer_steps", 1), ("masks", few), ("inner_steps", 1), ("candidates", 1), ("draws", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be at least {least}"
-                                + " with --estimator vr" * (name == "masks"))
-        for name in ("outer_lr", "inner_lr", "clip", "start"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be more than 0")
-        if self.start > 1:
-            raise UserError(f"--start {self.start} must be at most 1, the final size")
+        super().__post_init__()
+        if self.estimator == "vr" and self.masks < 2:
+            raise UserError(f"--masks {self.masks} must be at least 2 with --estimator vr")
 
 
 # -- the outer problem: min over s of E L(θ*(m)), m_i ~ Bernoulli(s_i), 0 <= s <= 1, Σ s <= K ---------------------

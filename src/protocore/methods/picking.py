@@ -12,7 +12,6 @@ from torch import Tensor
 
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.errors import UserError
 from protocore.methods.base import Batch, Tools
 from protocore.methods.coreset import Coreset, Pool
 from protocore.methods.gradients import last_layer
@@ -28,13 +27,6 @@ class Picking(Coreset):
 
     def __init__(self, tools: Tools, options: object) -> None:
         super().__init__(tools, options)
-        o = self.options
-        if not 0 < o.kappa <= 1:
-            raise UserError(f"--kappa {o.kappa}: the share of a batch that is picked lies between 0 and 1")
-        if o.ref < 0:
-            raise UserError(f"--ref {o.ref}: the weight of replay must be at least 0")
-        if o.candidates < 0:
-            raise UserError(f"--candidates {o.candidates}: give a number, or 0 for all")
         self.picked = torch.empty(0, dtype=torch.bool)  # of the task's images: picked when last shown
         self.steps = self.steps_planned = self.steps_per_pass = 0
         self._choice: tuple[Tensor, Tensor] | None = None  # the present batch's rows, and what was picked

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from protocore.condense.loop import Weights
 from protocore.condense.memory import ORIGINS, STARTS, Recipe, start_for
-from protocore.config import flag, option
+from protocore.config import Options, flag, option
 from protocore.errors import UserError
 
 
 @dataclass(frozen=True)
-class ProtoCoreOptions:
+class ProtoCoreOptions(Options):
     """Every loss has a coefficient; 0 switches it off."""
 
     cur_pro: float = option(0.1, "weight of L_cur_pro: current samples against all prototypes")
@@ -34,34 +34,28 @@ class ProtoCoreOptions:
     perturb: str = option("auto", "image transforms F of replay, as in --augment (auto: the same ones)")
     noise: str = option("auto", "σ of the feature noise in L_task_pre; auto: estimated in the first task (PASS)")
     filter: bool = option(True, "leave misclassified samples out of the prototypes")
-    real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)")
+    real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)", least=0)
     exemplars: str = option("auto", "coded ones start at a real picture and are compressed real pictures; synthetic "
                             "ones start at random codes or a mean (auto: what --start says, else coded)",
                             choices=ORIGINS)
     start: str = option("auto", "where z starts: random codes, the mean latent of the centre's samples, or the sample "
                         "nearest to the centre (auto: nearest if coded, mean if synthetic)", choices=STARTS)
     blend: int = option(5, "real samples that a synthetic exemplar stands for, at least: a class of n samples has at "
-                        "most n / blend of them")
+                        "most n / blend of them", least=1)
     target: str = option("centre", "what features match: the centre of the class, or the very sample that a coded "
                          "exemplar starts at (feature-aware coding)", choices=("centre", "sample"))
     match_layers: float = option(0.0, "weight of matching the maps of the layers below the features, too")
     match_pixels: float = option(0.0, "weight of staying near the pixels of the sample (coded exemplars)")
     natural: float = option(0.0, "weight of staying near latents that can be stored")
     condense_steps: int | None = option(None, "steps of condensation (default: 0 for coded exemplars, which steps do "
-                                        "not make better, 50 for synthetic ones)")
+                                        "not make better, 50 for synthetic ones)", least=0)
     condense_lr: float = option(0.02, "learning rate of condensation (AdamW)")
     condense_perturb: bool = option(False, "condense under the transforms of F")
     init_scale: float = option(1e-4, "standard deviation of a random start")
     refresh: bool = option(False, "after each task condense the exemplars of all seen classes again")
     prototype_dtype: str = option("int8", "how prototypes are stored", choices=("float16", "float32", "int8"))
     record: bool = option(False, "keep every step of the last task's condensation in the run folder (records)")
-    prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes")
-
-    def __post_init__(self) -> None:
-        for name, least in {"blend": 1, "condense_steps": 0, "real": 0, "prototype_every": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{flag(name)} {value} must be at least {least}")
+    prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes", least=1)
 
 
 def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor]) -> Recipe:

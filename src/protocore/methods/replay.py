@@ -1,18 +1,21 @@
-"""A replay memory for methods: an exemplar store, filled by a reservoir, within what the user allows."""
+"""Replay for methods: an exemplar store, filled by a reservoir, within what the user allows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.fill import BalancedReservoir, Reservoir
 from protocore.memory.ledger import ledger_of
 from protocore.memory.store import Drawn, ExemplarStore
-from protocore.methods.base import Tools
+from protocore.methods.base import Batch, Method, Tools
 
 
 def sample_of(task: Task, count: int = 64) -> Tensor:
@@ -88,3 +91,51 @@ class Replay:
     def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
         self.size = int(scratch[f"{self.store.name}/size"])
         self.filler.resize(self.size)
+
+
+@dataclass(frozen=True)
+class ReplayOptions(Options):
+    """How the memory is filled."""
+
+    fill: str = option("auto", "what is kept: a reservoir over the stream, or one in each class (auto: by class "
+                       "with --spc, else over the stream)", choices=("auto", "stream", "class"))
+
+
+class ReplayMethod(Method):
+    """A method that replays what reservoirs have kept. It says its loss; filling and keeping the memory is here."""
+
+    class_bytes = 61_466
+    keeps = "exemplars"
+    replays = True
+    Options = ReplayOptions
+    defaults: ClassVar = {"spc": 20}
+
+    def __init__(self, tools: Tools, options: ReplayOptions) -> None:
+        super().__init__(tools, options)
+        self.memory = Replay(tools, options.fill)
+
+    def begin_task(self, task: Task) -> None:
+        self.memory.make_room(len(self.seen), task)
+
+    def after_step(self, batch: Batch) -> None:
+        # Each sample is offered once, in the first pass: later passes would fill slots with copies.
+        if batch.first_pass:
+            self.memory.offer(batch.images, batch.labels.cpu())
+
+    def end_task(self, task: Task) -> None:
+        self.memory.settle()
+
+    def stores(self) -> list[ExemplarStore]:
+        return [self.memory.store]
+
+    def state(self) -> dict[str, Tensor]:
+        return self.memory.tensors()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.memory.load(state)
+
+    def scratch(self) -> dict[str, Tensor]:
+        return self.memory.scratch()
+
+    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
+        self.memory.load_scratch(scratch)

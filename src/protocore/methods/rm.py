@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.backbones.head import GrowingHead
-from protocore.config import option
+from protocore.config import Options, option
 from protocore.data.stream import Task
-from protocore.errors import UserError
 from protocore.methods.base import Batch, Tools
 from protocore.methods.coreset import Coreset, Pool
 from protocore.methods.perturbations import perturbed
@@ -20,13 +19,13 @@ from protocore.methods.replay import sample_of
 
 
 @dataclass(frozen=True)
-class RMOptions:
+class RMOptions(Options):
     """How the memory spans the range of uncertainty, and how training differs from plain replay."""
 
     positions: str = option("even", "which of a class's n candidates, sorted by uncertainty, are its q exemplars: "
                             "numbers floor(j·n/q), or numbers j·floor(n/q) as in the released code (stride)",
                             choices=("even", "stride"))
-    cutmix: float = option(0.5, "probability of CutMix in a step")
+    cutmix: float = option(0.5, "probability of CutMix in a step", least=0, most=1)
     fresh_head: bool = option(False, "begin each task with an untrained classifier, as published (online: each window "
                               "that brings a new class)")
 
@@ -96,8 +95,6 @@ class RainbowMemory(Coreset):
 
     def __init__(self, tools: Tools, options: RMOptions) -> None:
         super().__init__(tools, options)
-        if not 0 <= options.cutmix <= 1:
-            raise UserError(f"--cutmix {options.cutmix} is a probability; give 0 to 1")
         self.rehearsing = False
 
     def begin_task(self, task: Task) -> None:
