@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocore.cli_memory import add_decoder, add_pack
+from protocore.cli_decoder import add_decoder
+from protocore.cli_pack import add_pack
 from protocore.config import Settings, flag, format_bytes, kind_of
 from protocore.errors import UserError
 from protocore.version import __version__
