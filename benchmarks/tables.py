@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from protocore.bench import figures
-from protocore.bench.results import classes_of, shared_bytes
+from protocore.bench.results import classes_of, decoder_bytes
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/results.md", "docs/decoders.md", "docs/methods.md")
+AIMS = {("CIFAR-100 test", 72): 25.5, ("CIFAR-100 test", 144): 28.5}  # dB that the shipped decoder was to reach
 
 
 def stored(table: str) -> dict[str, list[dict[str, Any]]]:
@@ -39,6 +40,12 @@ def command(result: dict[str, Any]) -> str:
     return " ".join(kept)
 
 
+def kept(results: list[dict[str, Any]], *, a_class: bool = False) -> str:
+    """Bytes, the mean over the seeds of a row."""
+    sizes = [r["bytes_kept"] / (classes_of(r) if a_class else 1) for r in results]
+    return format_bytes(sum(sizes) / len(sizes))
+
+
 def runs_table(table: str) -> str:
     rows = []
     for results in stored(table).values():
@@ -55,8 +62,8 @@ def runs_table(table: str) -> str:
             "Ā": over_seeds("class_incremental", "A_mean"),
             "forgetting": over_seeds("class_incremental", "forgetting"),
             "task-inc. A_T": over_seeds("task_incremental", "A_T"),
-            "kept": format_bytes(results[0]["bytes_kept"]),
-            "exemplars a class": exemplar_words(results[0]),
+            "kept": kept(results),
+            "exemplars a class": exemplar_words(*results),
             "learn s": f"{sum(seconds) / len(seconds):.0f}",
             "select s": f"{sum(inner) / len(inner):.0f}" if any(inner) else "–",
             "seeds": str(len(results)),
@@ -65,20 +72,24 @@ def runs_table(table: str) -> str:
 
 
 def codec_runs_table(table: str) -> str:
-    """Equal bytes side by side: a row a memory, a column a replay space."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    order = {"1KB": 0, "3KB": 1, "60KB": 2}
+    """Each room with what fits into it: a row a memory, a column a replay space; its bytes are those of `mix`."""
+    spaces: dict[tuple[int, str], dict[str, list[dict[str, Any]]]] = {}
     for name, results in stored(table).items():
-        method, codec, size, *space = name.split("-")
-        row = rows.setdefault((size, f"{method} {codec}"), {
-            "room a class": size.replace("KB", " KB"), "memory": f"{method}, {codec}",
-            "codec": f"`{results[0]['settings']['codec']}`",
-            "exemplars a class": exemplar_words(results[0]), "kept": format_bytes(results[0]["bytes_kept"]),
-            "raw": "", "mix": "", "codec space": "",
+        method, codec, _, *space = name.split("-")
+        room = results[0]["settings"]["budget"]
+        spaces.setdefault((room, f"{method}, {codec}"), {})[space[0] if space else "raw"] = results
+    rows = []
+    for (room, memory), runs in sorted(spaces.items()):
+        shown = runs.get("mix") or next(iter(runs.values()))  # pixels have no gap: `raw` is all there is
+        accuracy = {space: f"{mean_std([r['class_incremental']['A_T'] for r in results])} ({len(results)})"
+                    for space, results in runs.items()}
+        rows.append({
+            "room a class": format_bytes(room / classes_of(shown[0])), "memory": memory,
+            "codec": f"`{shown[0]['settings']['codec']}`", "exemplars a class": exemplar_words(*shown),
+            "kept": kept(shown), "raw": accuracy.get("raw", ""), "mix": accuracy.get("mix", ""),
+            "codec space": accuracy.get("codec", ""),
         })
-        values = mean_std([r["class_incremental"]["A_T"] for r in results])
-        row[{"codec": "codec space"}.get(space[0], space[0]) if space else "raw"] = f"{values} ({len(results)})"
-    return markdown_table([rows[key] for key in sorted(rows, key=lambda k: (order[k[0]], k[1]))])
+    return markdown_table(rows)
 
 
 def bytes_table(table: str) -> str:
@@ -87,11 +98,12 @@ def bytes_table(table: str) -> str:
     for words, rooms in memories(table).items():
         for results in rooms:
             accuracy = mean_std([r["class_incremental"]["A_T"] for r in results])
-            rows.append((results[0]["settings"]["budget"], {
-                "memory": words, "kept": format_bytes(results[0]["bytes_kept"]),
-                "a class": format_bytes(results[0]["bytes_kept"] / classes_of(results[0])),
-                "decoder": format_bytes(size) if (size := shared_bytes(results[0])) else "–",
-                "exemplars a class": exemplar_words(results[0]), "A_T": f"{accuracy} ({len(results)})"}))
+            room = results[0]["settings"]["budget"]
+            rows.append((room, {
+                "room": f"{room / 1000:,.0f} KB", "memory": words,
+                "kept": kept(results), "a class": kept(results, a_class=True),
+                "decoder": format_bytes(size) if (size := decoder_bytes(results[0])) else "–",
+                "exemplars a class": exemplar_words(*results), "A_T": f"{accuracy} ({len(results)})"}))
     return markdown_table([row for _, row in sorted(rows, key=lambda r: r[0])])
 
 
@@ -123,6 +135,29 @@ def codecs_table() -> str:
     return markdown_table(rows)
 
 
+def sweeps_table() -> str:
+    """What sweeps gain on the same pictures, as the report beside the shipped weights says; times as in `codecs`."""
+    report = json.loads((ROOT / "src" / "protocore" / "decoders" / "weights" / "vqgan-colour.json").read_text())
+    codecs = json.loads((ROOT / "results" / "codecs.json").read_text())
+    same = {(m["pictures_of"], m["stages"], m["sweeps"], m["pictures"]): m["psnr"] for m in report["measured"]}
+    rows = []
+    for m in report["measured"]:
+        data, stages, size, sweeps, psnr = (m[k] for k in ("pictures_of", "stages", "exemplar_bytes", "sweeps", "psnr"))
+        if not sweeps:
+            continue
+        plain, aim = same[data, stages, 0, m["pictures"]], AIMS.get((data, size))
+        timed = codecs[{"CIFAR-100 test": "cifar100-10", "CIFAR-10 test": "cifar10"}[data]]
+        slower = timed[f"vqgan:{stages},sweeps={sweeps}"]["encode_ms"] / timed[f"vqgan:{stages}"]["encode_ms"]
+        rows.append({
+            "test pictures of": data.removesuffix(" test"), "bytes": str(size), "pictures": f"{m['pictures']:,}",
+            "plain, dB": f"{plain:.2f}", f"sweeps={sweeps}, dB": f"{psnr:.2f}", "gain, dB": f"{psnr - plain:.2f}",
+            "encoding takes": f"{slower:.1f} times as long",
+            "aim, dB": f"{aim:g}" if aim else "",
+            "met by": "" if not aim else "both" if plain >= aim else "sweeps" if psnr >= aim else "neither",
+        })
+    return markdown_table(rows)
+
+
 def condensation_table() -> str:
     report = json.loads((ROOT / "results" / "condensation.json").read_text())
     return markdown_table([
@@ -135,13 +170,13 @@ def condensation_table() -> str:
 
 
 def health_table() -> str:
-    """Means over the classes; distances of pictures as root mean squares, in hundredths of the pixel range."""
+    """Means over the classes; distances of pictures as root mean squares of pixels in [0, 1]."""
     report = json.loads((ROOT / "results" / "health.json").read_text())
     return markdown_table([
         {"command": f"`{command(run)}`", "origin": origin, "to prototype": f"{r['to_prototype']:.3f}",
          "present network": f"{100 * r['present_right']:.0f} %", "fresh network": f"{100 * r['fresh_right']:.0f} %",
-         "to the nearest picture": f"{100 * r['nearest_training']:.1f}",
-         "between pictures": f"{100 * r['between_training']:.1f}"}
+         "to the nearest picture": f"{r['nearest_training']:.3f}",
+         "between pictures": f"{r['between_training']:.3f}"}
         for run in report["runs"] for origin, r in run["mean"].items()
     ])
 
@@ -194,17 +229,19 @@ def main() -> None:
                "health": health_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
+    blocks["sweeps"] = sweeps_table()
     blocks["cifar100-bytes"] = bytes_table("cifar100-10-codecs")
     blocks["imagenet-memory"] = memory_table("imagenet1k-100")
     for page in PAGES:
         path = ROOT / page
         if not path.exists():
             continue
-        text = path.read_text()
+        before = text = path.read_text()
         for name, block in blocks.items():
             if f"<!-- table: {name} -->" in text:
                 text = replace_block(text, name, block)
-        path.write_text(text)
+        if text != before:
+            path.write_text(text)
     pictures = ROOT / "docs" / "img"
     pictures.mkdir(exist_ok=True)
     seeds_0 = [results[0] for results in stored("fashion-mnist").values()]

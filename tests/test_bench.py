@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -21,8 +22,9 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from protocore.bench import figures
+from protocore.bench import figures, health
 from protocore.bench.results import (
+    decoder_bytes,
     exemplars_of,
     is_finished,
     keeps_nothing,
@@ -36,6 +38,7 @@ from protocore.bench.results import (
 from protocore.bench.tables import (
     config_table,
     exemplar_words,
+    health_table,
     ledger_table,
     markdown_table,
     matrix_table,
@@ -45,6 +48,8 @@ from protocore.bench.tables import (
     summary_table,
 )
 from protocore.config import Resolved
+from protocore.data.augment import to_float
+from protocore.data.stream import Task
 from protocore.errors import DataError, UserError
 from protocore.train.metrics import summary
 from protocore.train.run import configure, run
@@ -237,6 +242,13 @@ def test_labels_say_what_sets_runs_apart() -> None:
             made_up(spc=7, threads=1), made_up(spc=7, threads=2)]
     assert run_labels(runs) == ["finetune", "er spc 5", "er spc 5, seed 1", "er spc 5, draw balanced", "er 64.0 KB",
                                 "er capacity 200", "protocore spc 20+1", "er spc 7", "er spc 7"]
+    assert run_labels([made_up(spc=5, codec=codec) for codec in ("webp:10", "jpeg", "vqgan:2", "pixels")]) == [
+        "er spc 5, webp:10", "er spc 5, jpeg", "er spc 5, vqgan:2", "er spc 5"]
+    assert run_labels([made_up(spc=5, codec="vqgan:/home/me/mine.safetensors:2,sweeps=1")]) == [
+        "er spc 5, vqgan:mine.safetensors:2,sweeps=1"]
+    # Sizes and codecs mean nothing to a method without exemplars.
+    runs = [made_up(method="lwf", spc=5), made_up(method="lwf", budget="4KB", codec="webp"), made_up(method="joint")]
+    assert run_labels(runs) == ["lwf", "lwf", "joint"]
     mixed = [made_up(), made_up(benchmark="mnist")]
     assert run_labels(mixed) == ["er spc 20 on digits", "er spc 20 on mnist"]
 
@@ -275,6 +287,9 @@ def test_exemplars_are_counted_by_what_they_are() -> None:
     result["ledger"] = [entry("coded exemplars", 4), entry("exemplars", 4)]
     assert exemplar_words(result) == "1 coded"
     assert exemplar_words(made_up(method="finetune")) == "–"
+    more = copy.deepcopy(result)
+    more["ledger"] = [entry("exemplars", 24)]
+    assert exemplar_words(result, more) == "2 coded", "the mean over runs"
 
 
 def test_summary_table_shows_shared_bytes_where_there_are_some() -> None:
@@ -285,9 +300,24 @@ def test_summary_table_shows_shared_bytes_where_there_are_some() -> None:
     assert summary_table([made_up()]).caption is None
 
 
+def test_what_is_held_during_a_task_is_not_called_kept() -> None:
+    held = made_up(method="lwf")
+    held["ledger"].append({"name": "previous network, during a task", "bytes": 748_400, "rows": 1, "shared": True})
+    assert summary_table([held]).caption == "Held while a task is learned: previous network, 748.4 KB"
+    assert decoder_bytes(held) == 0
+    both = made_up(method="icarl", codec="vqgan:2")
+    both["ledger"] += [{"name": "decoder vqgan:2", "bytes": 163_500, "rows": 1, "shared": True},
+                       {"name": "previous network, during a task", "bytes": 900, "rows": 1, "shared": True}]
+    assert summary_table([both, held]).caption == (
+        "Kept once beside it, for all classes: decoder vqgan:2, 163.5 KB\n"
+        "Held while a task is learned: previous network, 900 B; previous network, 748.4 KB")
+    assert decoder_bytes(both) == 163_500
+
+
 @pytest.mark.parametrize("shared", [0, 487_264])
 def test_summary_table_fits_a_terminal_and_takes_brackets_as_they_are(shared: int) -> None:
-    result = made_up(benchmark="folder:[red]x[/red]", method="protocore", real=20)
+    result = made_up(benchmark="folder:[red]x[/red]", method="protocore", real=20,
+                     codec="vqgan:weights-of-my-own-pictures.safetensors:2")
     result["seconds"] = {"learn": 12345.6, "condense": 1234.5}
     if shared:
         result["ledger"].append({"name": "decoder", "bytes": shared, "rows": 1, "shared": True})
@@ -308,6 +338,15 @@ def test_ledger_table_sums_without_the_shared_rows() -> None:
     assert ["exemplars/bytes", "200", "12,800"] in lines
     assert ["sum", "13,256"] in lines
     assert lines[-1] == ["shared: decoder", "1", "1,500,000"]
+
+
+def test_ledger_table_counts_exemplars_of_differing_size() -> None:
+    result = made_up(codec="webp")
+    result["ledger"][0] |= {"name": "coded exemplars/bytes", "rows": 12800}
+    result["ledger"].insert(1, {"name": "coded exemplars/lengths", "bytes": 400, "rows": 200, "shared": False})
+    lines = text_of(ledger_table(result))
+    assert ["coded exemplars/bytes", "200", "12,800"] in lines
+    assert ["coded exemplars/lengths", "200", "400"] in lines
 
 
 def test_matrix_table() -> None:
@@ -489,6 +528,39 @@ def test_exemplar_grid_of_colours_and_many_classes(tmp_path: Path) -> None:
     assert (pixels == (200, 0, 0)).all(2).sum() == 2 * 112 * 112
 
 
+def test_pictures_say_how_much_of_all_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    said: list[str] = []
+    plain_text, plain_title = Figure.text, Axes.set_title
+    monkeypatch.setattr(Figure, "text", lambda f, x, y, s, **k: said.append(s) or plain_text(f, x, y, s, **k))
+    monkeypatch.setattr(Axes, "set_title", lambda a, s, **k: said.append(s) or plain_title(a, s, **k))
+    images = np.zeros((60, 1, 8, 8), np.uint8)
+    figures.exemplar_grid(images, np.arange(60) % 2, ["a", "b"], tmp_path / "part.png", "two classes")
+    assert said[-2:] == ["two classes", "first 20 of 30 exemplars of each class"]
+    figures.exemplar_grid(images[:51], np.repeat([0, 1], [30, 21]), ["a", "b"], tmp_path / "part.png", "")
+    assert said[-1] == "first 20 of up to 30 exemplars of each class"
+    figures.exemplar_grid(images[:40], np.arange(40) % 2, ["a", "b"], tmp_path / "all.png", "two classes")
+    assert said[-1] == "two classes"
+    draw = np.random.default_rng(0).normal
+    records = {"real": draw(size=(120, 4)), "real labels": np.arange(120) % 12, "labels": np.arange(36) % 12,
+               "steps": draw(size=(3, 36, 4))}
+    figures.condensation_figure(records, tmp_path / "ways.png", [f"class {i}" for i in range(12)])
+    assert said[-1].endswith("\nfirst 10 of 12 classes, first 2 of 3 exemplars a class")
+
+
+@pytest.mark.parametrize(("classes", "pairs"), [(4, 3), (100, 4)])
+def test_pairs_fill_the_width_whatever_the_title(tmp_path: Path, classes: int, pairs: int) -> None:
+    pair = np.zeros((1, 8, 8), np.uint8), np.zeros((1, 8, 8), np.uint8)
+    rows = [(f"{i}: 50 / 100 %", [pair] * pairs) for i in range(classes)]
+    figures.pairs_grid(rows, tmp_path / "pairs.png", "a title " * 20, "and a note " * 20)
+    dark = (picture(tmp_path / "pairs.png") == 0).all(2).mean(0) > 0.2  # columns of pictures, not of letters
+    assert dark.nonzero()[0].max() > 0.94 * len(dark)
+    with pytest.raises(UserError, match="no pictures"):
+        figures.pairs_grid([], tmp_path / "none.png", "")
+
+
 def test_exemplar_grid_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="empty"):
         figures.exemplar_grid(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0), [], tmp_path / "x.png", "")
@@ -511,3 +583,143 @@ def test_importing_loads_no_matplotlib() -> None:
     code = "import sys, protocore.bench.figures, protocore.bench.tables; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# -- health ----------------------------------------------------------------------------------------------------
+
+
+def test_the_nearest_of_all_pictures_is_found_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHUNK", 7 * 64)
+    chance = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (330, 1, 8, 8), dtype=torch.uint8, generator=chance)
+    task = Task.from_arrays(pictures, torch.arange(330) % 2)
+    most, take = [], task.take
+    monkeypatch.setattr(task, "take", lambda rows: most.append(len(rows)) or take(rows))
+    odd = torch.arange(1, 330, 2)
+    queries = torch.cat([pictures[301:302], torch.randint(0, 256, (20, 1, 8, 8), dtype=torch.uint8, generator=chance),
+                         pictures[odd[:30]]])
+    own = torch.cat([torch.full((21,), -1), odd[:30]])
+    near, found = health.nearest(queries, task, odd, own)
+    assert max(most) == 7
+    assert near[0] == 0, "a copy of picture 301"
+    assert torch.equal(found[0], pictures[301])
+    gaps = (to_float(queries)[:, None] - to_float(pictures[odd])[None]).flatten(2).square().mean(2).sqrt()
+    gaps[torch.arange(21, 51), torch.arange(30)] = float("inf")
+    assert torch.allclose(near, gaps.min(1).values)
+    assert torch.equal(found, pictures[odd][gaps.argmin(1)])
+
+
+def test_an_exemplar_that_is_a_late_training_picture_is_no_distance_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROTOCORE_CACHE", str(tmp_path / "cache"))
+    chance = np.random.default_rng(0)
+    for part, name, count in (("train", "a", 260), ("train", "b", 3), ("test", "a", 1), ("test", "b", 1)):
+        folder = tmp_path / "data" / part / name
+        folder.mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(chance.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{i:03}.png")
+    flags = {"method": "er", "benchmark": f"folder:{tmp_path / 'data'}", "classes_per_task": 2, "spc": 250, "steps": 8,
+             "batch": 64, "width": 4, "threads": 1}
+    run(configure(flags), tmp_path / "run")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "pairs_grid", lambda *parts: drawn.extend(parts))
+    report = health.health(tmp_path / "run", steps=1)
+    row, few = report["classes"]
+    assert row["exemplars"] > 200
+    assert row["nearest_training"] == row["closest_training"] == 0
+    assert row["between_training"] > 0.2
+    rows, _, title, note = drawn
+    assert title == f"exemplar | nearest training picture, first 4 of up to {row['exemplars']} exemplars"
+    assert "gets right" in note
+    assert rows[1][0] == f"b: {100 * few['present_right']:.0f} / {100 * few['fresh_right']:.0f} %", "as in the table"
+
+
+def test_the_centre_of_a_class_is_made_of_what_the_method_sees(tmp_path: Path) -> None:
+    flags = {"method": "er", "benchmark": "digits", "spc": 2, "steps": 1, "images_per_class": 5, "tasks": 1, "width": 4,
+             "threads": 1, "codec": "vqgan:1"}
+    for space in ("codec", "raw"):
+        run(configure(flags | {"replay_space": space}), tmp_path / space)
+        learner, stream = health.reopened(tmp_path / space)
+        everything, coded = stream.everything(), stream.everything()
+        coded.code(learner.through_codec)
+        seen, labels = learner.method.task_features(coded)
+        for label in everything.classes:
+            rows = (everything.labels == label).nonzero().flatten()
+            learner.net.eval()
+            with torch.no_grad():
+                centre = health._centre(learner, everything, rows)
+            assert torch.allclose(centre, seen[labels == label].mean(0, keepdim=True), atol=1e-6), space
+
+
+def test_the_table_of_health_has_the_units_of_its_file_and_a_legend() -> None:
+    row = {"name": "cat", "origin": "coded", "exemplars": 3, "to_prototype": 0.5, "present": 0.1, "present_right": 0.67,
+           "fresh": 0.2, "fresh_right": 1.0, "nearest_training": 0.0561, "closest_training": 0.01,
+           "between_training": 0.2016}
+    report = {"classes": [row], "mean": {"coded": {k: v for k, v in row.items() if isinstance(v, float)}}}
+    table = health_table(report)
+    assert ["cat", "coded", "3", "0.500", "67 %", "100 %", "0.056", "0.202"] in text_of(table)
+    for words in ("to prototype", "net: share", "to nearest picture", "between pictures", "root mean square"):
+        assert words in str(table.caption)
+
+
+# -- the documents, and their tables ---------------------------------------------------------------------------
+
+
+def test_the_example_about_packs_runs_as_printed(
+    real_run: tuple[Resolved, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(real_run[1])
+    exec(compile(code, "memory.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("exemplars real (20, 1, 8, 8) ['0', '0', '1', '1'")
+
+
+@pytest.fixture
+def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks/tables.py, which reads its results below `tmp_path`."""
+    path = Path(__file__).parent.parent / "benchmarks" / "tables.py"
+    spec = importlib.util.spec_from_file_location("document_tables", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_the_bytes_beside_an_accuracy_are_those_of_its_runs(documents: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "codecs"
+    folder.mkdir(parents=True)
+    kept = {"codec-s0": 89_000, "mix-s0": 90_000, "mix-s1": 91_000, "mix-s2": 95_000, "raw-s0": 99_000}
+    for name, size in kept.items():
+        result = made_up(budget="100KB", codec="webp:10") | {"bytes_kept": size}
+        (folder / f"er-webp-1KB-{name}.json").write_text(json.dumps(result))
+    (folder / "er-pixels-1KB-s0.json").write_text(json.dumps(made_up(budget="100KB") | {"bytes_kept": 50_000}))
+    heading, _, pixels, webp = cells(documents.codec_runs_table("codecs"))
+    assert dict(zip(heading, webp, strict=True)) == {
+        "room a class": "12.5 KB", "memory": "er, webp", "codec": "`webp:10`", "exemplars a class": "25 coded",
+        "kept": "92.0 KB", "raw": "79.0 (1)", "mix": "79.0 ± 0.0 (3)", "codec space": "79.0 (1)"}
+    assert pixels[4:] == ["50.0 KB", "79.0 (1)", "", ""]
+    (short,) = [row for row in cells(documents.bytes_table("codecs")) if row[1] == "replay, WebP"]
+    assert short[:4] == ["100 KB", "replay, WebP", "92.0 KB", "11.5 KB"], "the same in the short table"
+    assert cells(documents.runs_table("codecs"))[4][6] == "92.0 KB"
+
+
+def test_sweeps_are_compared_on_the_same_pictures(documents: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "protocore" / "decoders" / "weights"
+    folder.mkdir(parents=True)
+    measured = [{"pictures_of": "CIFAR-100 test", "stages": 4, "exemplar_bytes": 72, "sweeps": sweeps,
+                 "pictures": pictures, "psnr": psnr}
+                for sweeps, pictures, psnr in ((0, 10_000, 25.9), (0, 2_000, 25.4), (2, 2_000, 25.53))]
+    (folder / "vqgan-colour.json").write_text(json.dumps({"measured": measured}))
+    clock = {"vqgan:4": {"encode_ms": 2.0}, "vqgan:4,sweeps=2": {"encode_ms": 15.0}}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "codecs.json").write_text(json.dumps({"cifar100-10": clock}))
+    assert cells(documents.sweeps_table())[2:] == [
+        ["CIFAR-100", "72", "2,000", "25.40", "25.53", "0.13", "7.5 times as long", "25.5", "sweeps"]]

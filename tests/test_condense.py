@@ -125,14 +125,15 @@ def test_well_separated_modes_of_a_class_get_a_target_each():
         assert truth[member].unique().tolist() == [int(feature.argmax())]
 
 
-@pytest.mark.parametrize(("wanted", "blend", "made"), [(3, 5, 3), (50, 5, 4), (50, 20, 1), (50, 30, 1)])
+@pytest.mark.parametrize(("wanted", "blend", "made"), [(3, 5, 3), (50, 5, 4), (50, 20, 1), (50, 30, 0)])
 def test_a_blended_target_is_the_mean_of_enough_samples(wanted, blend, made):
     z, labels = some_features(60)  # 20 rows a class
     targets = make_targets(z, labels, [0, 1, 2], wanted, torch.ones(60, dtype=torch.bool), blend)
-    assert targets.labels.bincount().tolist() == [made] * 3
+    assert targets.labels.bincount(minlength=3).tolist() == [made] * 3
+    assert targets.members.shape == (3 * made, 60)
     for feature, label, member in zip(targets.features, targets.labels, targets.members, strict=True):
         inside = member.nonzero().flatten()
-        assert len(inside) >= min(blend, 20)
+        assert len(inside) >= blend
         assert bool((labels[inside] == label).all())
         assert torch.allclose(feature, z[inside].mean(0))
 
@@ -251,18 +252,21 @@ def job(rows: int = 6, classes: int = 3, **without):
     return net, goals, start
 
 
-def stored_loss(net, decoder, z, goals, weights) -> float:
-    """Of what a replay will see: the exemplar after its bytes were written and read again."""
-    images = decoder.decode(decoder.from_bytes(decoder.to_bytes(z)).double())
-    return slow_loss(net(images).detach(), goals, weights)
+def shown(decoder, made) -> torch.Tensor:
+    """What a replay will see: the exemplar as its bytes are read again."""
+    return decoder.decode(decoder.from_bytes(made).double())
+
+
+def stored_loss(net, decoder, made, goals, weights) -> float:
+    return slow_loss(net(shown(decoder, made)).detach(), goals, weights)
 
 
 def test_condense_lowers_the_loss_of_what_is_stored_and_reports_it():
     net, goals, start = job()
     decoder, weights = Pixels(SHAPE), Weights(1, 0.1, 0.1)
     result = condense(net, decoder, start, goals, weights=weights, steps=60, lr=0.1)
-    assert result.before == pytest.approx(stored_loss(net, decoder, start, goals, weights), rel=1e-4)
-    assert result.after == pytest.approx(stored_loss(net, decoder, result.z, goals, weights), rel=1e-4)
+    assert result.before == pytest.approx(stored_loss(net, decoder, decoder.to_bytes(start), goals, weights), rel=1e-4)
+    assert result.after == pytest.approx(stored_loss(net, decoder, result.stored, goals, weights), rel=1e-4)
     assert result.after < 0.5 * result.before
 
 
@@ -277,9 +281,9 @@ def test_condense_optimises_what_is_stored_also_where_quantising_is_coarse():
     net, goals, start = job()
     decoder = Coarse(SHAPE)
     result = condense(net, decoder, start, goals, weights=Weights(1, 0, 0), steps=60, lr=0.1)
-    levels = decoder.decode(result.z) * 7
-    assert torch.allclose(levels, levels.round(), atol=0.01)  # what comes back is already quantised
-    seen = net(decoder.decode(result.z)).detach()
+    levels = shown(decoder, result.stored) * 7
+    assert torch.allclose(levels, levels.round(), atol=0.02)  # of 8 levels, as far as bytes can say them
+    seen = net(shown(decoder, result.stored)).detach()
     assert result.after == pytest.approx(slow_loss(seen, goals, Weights(1, 0, 0)), rel=1e-3)
     assert result.after < 0.8 * result.before
 
@@ -297,8 +301,9 @@ def test_all_classes_as_one_batch_equal_a_loop_over_classes(weights):
         rows = (goals.labels == label).nonzero().flatten()
         alone = Goals(*(t[rows] for t in (goals.target, goals.previous, goals.anchor, goals.labels)))
         single = condense(net, decoder, start[rows], alone, weights=weights, steps=15, lr=0.1)
-        assert torch.allclose(decoder.decode(together.z[rows]), decoder.decode(single.z), atol=1.01 / 255)
-        assert (decoder.decode(together.z[rows]) - decoder.decode(single.z)).abs().mean() < 0.02 / 255
+        gap = (shown(decoder, [together.stored[i] for i in rows.tolist()]) - shown(decoder, single.stored)).abs()
+        assert gap.max() < 1.01 / 255
+        assert gap.mean() < 0.02 / 255
 
 
 def test_condense_is_deterministic_and_leaves_its_inputs_alone():
@@ -306,12 +311,11 @@ def test_condense_is_deterministic_and_leaves_its_inputs_alone():
     weights_before = [p.clone() for p in net.parameters()]
     kept = start.clone()
     first, second = (condense(net, Pixels(SHAPE), start, goals, steps=10) for _ in range(2))
-    assert torch.equal(first.z, second.z)
+    assert first.stored == second.stored
     assert first.after == second.after
     assert torch.equal(start, kept)
     assert all(p.grad is None for p in net.parameters())
     assert all(torch.equal(a, b) for a, b in zip(weights_before, net.parameters(), strict=True))
-    assert not first.z.requires_grad
 
 
 def test_perturbations_are_drawn_anew_at_every_step():
@@ -332,7 +336,7 @@ def test_perturbations_are_drawn_anew_at_every_step():
     assert torch.allclose(result.trace[0], flipped)
     # The reported loss is of the stored exemplar itself, not of a view of it.
     decoder = Pixels(SHAPE)
-    assert result.after == pytest.approx(stored_loss(net, decoder, result.z, goals, Weights()), rel=1e-4)
+    assert result.after == pytest.approx(stored_loss(net, decoder, result.stored, goals, Weights()), rel=1e-4)
 
 
 def test_the_learning_rate_is_annealed_by_a_cosine():
@@ -356,5 +360,5 @@ def test_no_steps_store_the_start():
     images = (torch.rand(6, *SHAPE) * 255).round() / 255
     decoder = Pixels(SHAPE)
     result = condense(net, decoder, decoder.encode(images).double(), goals, steps=0)
-    assert torch.allclose(decoder.decode(result.z), images.double(), atol=0.3 / 255)
+    assert torch.allclose(shown(decoder, result.stored), images.double(), atol=0.3 / 255)
     assert result.before == result.after

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import types
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +420,120 @@ def test_yaml_that_is_none(tmp_path: Path) -> None:
     gumbel = {"model": {**CONFIG["model"], "target": "taming.models.vqgan.GumbelVQ"}}
     with pytest.raises(DataError, match="GumbelVQ"):
         taming.load(*written(tmp_path, {}, gumbel))
+
+
+def with_values(folder: Path, **change: Any) -> tuple[Path, Path]:
+    params = {**CONFIG["model"]["params"], "ddconfig": {**DDCONFIG, **change}}
+    return written(folder, {}, {"model": {"params": params}})
+
+
+def test_a_short_yaml_makes_no_long_error(tmp_path: Path) -> None:
+    """Aliases: 9^8 values in some hundred bytes, wherever a value is told."""
+    path, checkpoint = with_values(tmp_path)
+    plain = path.read_text()
+    bomb = "a0: &a0 [0, 0]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+    for old, new in (("ch: 32", "ch: *a8"), ("dropout: 0.0", "attn_type: *a8"), ("resolution: 16", "resolution: *a8")):
+        assert old in plain
+        path.write_text(bomb + plain.replace(old, new))
+        with pytest.raises(DataError, match=new.partition(":")[0]) as caught:
+            taming.load(path, checkpoint)
+        assert len(str(caught.value)) < 1000
+    path.write_text(bomb + plain.replace("  params:", "  target: *a8\n  params:", 1))
+    assert taming.read_config(path).ch == 32  # nothing was made of the target
+    merged = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 9)
+    )
+    path.write_text(merged + plain)
+    with pytest.raises(DataError, match="merge keys"):
+        taming.load(path, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0x" + "f" * 20_000, "a number of 80000 bits"),  # too long for int.__repr__
+        ("9" * 5000, "cannot be read as yaml"),
+        ("2024-99-99", "cannot be read as yaml"),
+        ("!!int ''", "cannot be read as yaml"),
+        ("!!timestamp x", "cannot be read as yaml"),
+        ("'" + "x" * 5000 + "'", "ch is 'xxx"),
+        ("!" + "x" * 5000 + " 1", "cannot be read as yaml"),
+        ("[1, [2], {3: 4}]", r"ch is \[1, a list, a dict\]"),
+        ("32 # " + "x" * 70_000, "more than 65536 bytes"),
+    ],
+)
+def test_odd_values_of_a_yaml(tmp_path: Path, value: str, said: str) -> None:
+    path, checkpoint = with_values(tmp_path)
+    path.write_text(path.read_text().replace("ch: 32", f"ch: {value}"))
+    with pytest.raises(DataError, match=said) as caught:
+        taming.load(path, checkpoint)
+    assert len(str(caught.value)) < 1000
+
+
+def test_parameters_are_counted_before_they_are_built(tmp_path: Path) -> None:
+    tiny = taming.read_config(with_values(tmp_path)[0])
+    for config in (
+        tiny,
+        replace(tiny, ch_mult=(3,), num_res_blocks=3, attn_resolutions=()),
+        replace(tiny, ch_mult=(2, 1, 1, 4), resolution=18, attn_resolutions=(18, 9, 8, 4), in_channels=1, out_ch=1),
+    ):
+        with torch.device("meta"):
+            model = taming.TamingModel(config)
+        assert config.parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("change", [{"ch": 16384}, {"ch_mult": [1, 1, 1024]}, {"z_channels": 16384, "ch": 2048}])
+def test_a_yaml_cannot_ask_for_any_number_of_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(taming, "TamingModel", None)  # nothing is built
+    with pytest.raises(DataError, match=r"model\.yaml: asks for \d+ parameters"):
+        taming.load(*with_values(tmp_path, **change))
+
+
+def test_tensors_that_the_file_does_not_hold(tmp_path: Path) -> None:
+    weights, name = tiny_weights(), "decoder.mid.block_1.conv1.weight"
+    shape = weights[name].shape
+    for lie in (
+        torch.ones(()).expand(shape),  # stride 0
+        torch.ones(64, 1, 3, 3).expand(shape),
+        torch.ones(shape).to_sparse(),
+        torch.ones(shape, device="meta"),
+    ):
+        with pytest.raises(DataError, match=rf"{name} claims more values"):
+            taming.load(*written(tmp_path, {**weights, name: lie}))
+    with pytest.raises(DataError, match="float8"):
+        taming.load(*written(tmp_path, {**weights, name: weights[name].to(torch.float8_e4m3fn)}))
+
+
+def test_one_storage_cannot_be_every_tensor(tmp_path: Path) -> None:
+    one = torch.rand(64 * 64 * 9)
+    weights = {name: one[: torch.Size(shape).numel()].view(shape) for name, shape in shapes().items()}
+    paths = written(tmp_path, weights)
+    assert paths[1].stat().st_size < 4 * sum(w.numel() for w in weights.values())
+    with pytest.raises(DataError, match="more than the file has"):
+        taming.load(*paths)
+
+
+def test_a_compressed_checkpoint_is_refused(tmp_path: Path) -> None:
+    path, checkpoint = written(tmp_path, {name: torch.zeros(shape) for name, shape in shapes().items()})
+    with zipfile.ZipFile(checkpoint) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(checkpoint, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part)
+    with pytest.raises(DataError, match=r"last\.ckpt: would unfold to \d+ bytes"):
+        taming.load(path, checkpoint)
+
+
+def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
+    path, checkpoint = written(tmp_path, tiny_weights())
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for odd in (pipe, Path("/dev/zero")):
+        for files in ((odd, checkpoint), (path, odd)):
+            with pytest.raises(DataError, match="pipe or device"):
+                taming.load(*files)
 
 
 # -- diffusers --------------------------------------------------------------------------------------------------

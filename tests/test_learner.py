@@ -1,6 +1,7 @@
 """One's own loop in ten lines, what goes wrong in it, and evaluation against a slow reference."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_images_learned_are_those_that_were_trained_on():
 class Fixed:
     """A learner whose scores are a table looked up by the image's first two pixels."""
 
-    in_codec_space = False
+    tools = SimpleNamespace(space="raw")
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import io
 import json
 import os
 import random
@@ -16,15 +17,30 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors import safe_open
 
 from protocore.data.benchmarks import open_stream
+from protocore.decoders import decoder_named, decoder_told, way_to
 from protocore.decoders.base import Decoder
+from protocore.decoders.jpeg import JPEG
 from protocore.decoders.pixels import Pixels
-from protocore.errors import BudgetError, DataError
+from protocore.errors import BudgetError, DataError, UserError
 from protocore.memory import pack as packs
 from protocore.memory.fill import BalancedReservoir, Reservoir
-from protocore.memory.pack import exemplars, merge, prune, read_pack, save_pack, summary, to_bytes, verify, write_pack
+from protocore.memory.pack import (
+    PackError,
+    averaged,
+    exemplars,
+    merge,
+    prune,
+    read_pack,
+    save_pack,
+    summary,
+    to_bytes,
+    verify,
+    write_pack,
+)
 from protocore.memory.pack.format import classes_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
@@ -385,6 +401,7 @@ LIES = [
     (change("d|image shape", [1, 4]), "channels, height and width"),
     (change("d|image shape", [0, 4, 4]), "channels, height and width"),
     (change("d|image shape", [1, 4, 2**60]), "channels, height and width"),
+    (change("d|image shape", [1, 2049, 2048]), "channels, height and width of up to 4,194,304 values"),
     (change("d|image shape", [1, 4, 5]), "rows of 16 bytes"),
     (change("d|class names", ["ant", "bee"]), "within the 2 class names, met labels from 0 to 3"),
     (change("d|class names", ["ant", 2, "cat", "dog"]), "a list of texts"),
@@ -396,6 +413,10 @@ LIES = [
     (change("d|groups|real exemplars|origin", "synthetic"), "of origin real or coded, met 'synthetic'"),
     (change("d|groups|real exemplars|origin", ["real"]), "of origin"),
     (change("d|groups|real exemplars|decoder", 1), "a decoder's name"),
+    *((change("d|groups|real exemplars|decoder", name), "a decoder's name, at most a number and ',entropy'")
+      for name in ("", "vqgan:/etc/passwd", "vqgan:./x.safetensors:4", "diffusers:attacker/model", "taming:.",
+                   "webp:²", "webp:١", "webp:", "webp:10,", "vqgan:4,sweeps=9", "../x", "[red]", "webp:" + "1" * 5000,
+                   "x" * 65, "pixels\n")),
     (change("d|groups|real exemplars|digest", "F" * 64), "64 hexadecimal digits"),
     (change("d|groups|real exemplars|digest", "0" * 63), "64 hexadecimal digits"),
     (change("d|groups|real exemplars|bytes", 15), "rows of 15 bytes"),
@@ -444,7 +465,7 @@ def test_a_lie_with_a_right_hash_is_still_a_lie(lie, message, path):
     header, said, body = split(path.read_bytes())
     body = lie(header, said, body)
     path.write_bytes(sealed(header, said, body))
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(PackError, match=message) as error:
         read_pack(path)
     assert str(error.value).startswith(f"{path}: expected ")
     (finding,) = verify(path)
@@ -507,7 +528,7 @@ def hostile(data: bytes) -> dict[str, bytes]:
     many = {f"statistics/{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(5000)}
     wide = {**said, "class names": [""] * 100_000}
     rows = {**said, "ledger": [["a", 0, 0]] * 20_000}
-    groups = {f"g{i}": {"decoder": "", "digest": "0" * 64, "origin": "real", "bytes": 16} for i in range(1500)}
+    groups = {f"g{i}": {"decoder": "x", "digest": "0" * 64, "origin": "real", "bytes": 16} for i in range(1500)}
     heads, at = {}, 0
     for name in groups:
         for key, shape in (("bytes", [1, *SHAPE]), ("labels", [1])):
@@ -571,8 +592,10 @@ def test_hostile_files_are_refused_soon_and_in_little_memory(path):
 def test_what_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("missing", "pipe", ""):
-        with pytest.raises(DataError, match="give the path of a pack"):
-            read_pack(tmp_path / name)
+        for look in (read_pack, verify):  # there is nothing that could be found damaged
+            with pytest.raises(DataError, match="give the path of a pack") as error:
+                look(tmp_path / name)
+            assert not isinstance(error.value, PackError)
 
 
 LYING_NUMBERS = ["0", "1", "-1", "2", "255", "65536", str(2**31), str(2**60), str(2**63), str(2**64), "9" * 40, "1.5",
@@ -707,6 +730,26 @@ def test_verify_holds_the_decoder_against_the_pack(path):
         last = verify(path, wrong)[-1]
         assert not last.ok
         assert "give the one that wrote them" in last.text
+        assert f"met {wrong.codec} (" in last.text
+
+
+def test_verify_finds_the_decoder_once_the_pack_is_read(path):
+    put(path, store_of(Coarse(SHAPE), [0, 1]).tensors(), Coarse(SHAPE))
+    met = []
+
+    def find(pack: packs.Pack) -> Decoder:
+        met.append(pack.info.method)
+        return Coarse(pack.info.image_shape)
+
+    assert "decode with coarse" in verify(path, find)[-1].text
+    assert met == ["er"]
+    (*good, bad) = verify(path, lambda pack: decoder_told("coarse", pack.info.image_shape))
+    assert all(f.ok for f in good)
+    assert not bad.ok
+    assert "from Python, as --codec knows no 'coarse'" in bad.text
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [f.ok for f in verify(path, find)] == [False]
+    assert met == ["er"]
 
 
 def test_verify_decodes_every_exemplar(path):
@@ -716,6 +759,107 @@ def test_verify_decodes_every_exemplar(path):
     put(path, tensors, Squeezed(SHAPE))
     assert all(f.ok for f in verify(path))
     assert [f.ok for f in verify(path, Squeezed(SHAPE))][-1] is False
+
+
+def test_large_pictures_are_decoded_a_few_at_a_time(path):
+    """However many there are: a short file may hold pictures that all together exceed the memory."""
+    shape = (1, 512, 1024)
+    met = []
+
+    class Wide(Coarse):
+        exemplar_bytes = 1
+
+        def to_bytes(self, z):
+            return [b"x"] * len(z)
+
+        def from_bytes(self, stored):
+            met.append(len(stored))
+            return torch.zeros(len(stored), *shape)
+
+    store = ExemplarStore(Wide(shape))
+    store.add(torch.zeros(5, *shape, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 1]))
+    pack = put(path, store.tensors(), Wide(shape))
+    met.clear()
+    assert verify(path, Wide(shape))[-1].ok
+    assert met == [2, 2, 1]
+    met.clear()
+    images, labels = exemplars(pack, Wide(shape), "exemplars", most=2)
+    assert met == [2, 2]
+    assert images.shape == (4, *shape)
+    assert labels.tolist() == [0, 0, 1, 1]
+
+
+def test_too_little_memory_is_told(path, monkeypatch):
+    put(path, store_of(Coarse(SHAPE), [0, 1]).tensors(), Coarse(SHAPE))
+
+    def full(self, stored):
+        raise MemoryError
+
+    monkeypatch.setattr(Coarse, "from_bytes", full)
+    last = verify(path, Coarse(SHAPE))[-1]
+    assert not last.ok
+    assert "not enough memory to decode them" in last.text
+
+
+def test_exemplars_that_are_no_pixels_are_an_error_of_the_data(path):
+    """A group may say that it was written by pixels and hold rows of another size."""
+    pack = put(path, store_of(Coarse(SHAPE), [0, 1], "coded exemplars").tensors(), Coarse(SHAPE))
+    group = replace(pack.info.groups["coded exemplars"], decoder="pixels", digest=Pixels(SHAPE).digest)
+    lying = packs.format.sealed(pack.tensors, replace(pack.info, groups={"coded exemplars": group}))
+    with pytest.raises(DataError, match="coded exemplars do not decode"):
+        exemplars(lying, Pixels(SHAPE), "coded exemplars")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_header_of_a_jpeg_is_that_of_a_blank_of_its_size(channels, monkeypatch):
+    """A small blank stands in for it, so that a file's word for the size takes no memory."""
+    for height, width in ((1, 1), (8, 8), (32, 32), (28, 28), (33, 7), (224, 224), (300, 517), (1, 2000)):
+        for quality in (1, 25, 100):
+            codec = JPEG((channels, height, width), quality)
+            file = codec.file(Image.new("L" if channels == 1 else "RGB", (width, height)))
+            before, tables, start = codec._header
+            assert file.startswith(before + tables + start)
+            stored = file[len(before + tables + start) : -2]
+            assert codec.restore(stored) == file
+            assert Image.open(io.BytesIO(file)).size == (width, height)
+    made, new = [], Image.new
+    monkeypatch.setattr(Image, "new", lambda mode, size: made.append(size) or new(mode, size))
+    assert len(JPEG((channels, 2000, 3000)).digest) == 64
+    assert made == [(16, 16)]
+
+
+@pytest.mark.parametrize("name", ["webp:²", "jpeg:٣", "vqgan,sweeps=²", "vqgan:4,sweeps=" + "9" * 5000,
+                                  "webp:" + "9" * 5000, "pixels:²"])
+def test_only_plain_digits_are_numbers(name):
+    with pytest.raises(UserError, match="--codec"):
+        decoder_named(name, SHAPE)
+
+
+def test_a_file_names_no_other_file(monkeypatch):
+    opened = []
+    monkeypatch.setattr("protocore.decoders.load", lambda *given: opened.append(given))
+    monkeypatch.setattr(Path, "glob", lambda *given: opened.append(given))
+    for name in ("vqgan:/etc/passwd", "vqgan:pipe:4", "diffusers:attacker/model", "diffusers", "taming", "taming:4",
+                 "webp:²", "gif", "webp:0", "webp:101"):
+        with pytest.raises(DataError):
+            decoder_told(name, (3, 32, 32))
+    assert not opened
+    monkeypatch.undo()
+    for name in ("pixels", "webp", "webp:30", "jpeg", "jpeg:50", "vqgan", "vqgan:2"):
+        assert decoder_told(name, (3, 32, 32)).codec == name
+    with pytest.raises(DataError, match=r"--codec vqgan:FILE:12 \(vqgan:12 alone"):
+        decoder_told("vqgan:12", (3, 32, 32))
+    with pytest.raises(DataError, match=r"no decoder ships for 5 channels.*--codec vqgan:FILE "):
+        decoder_told("vqgan", (5, 32, 32))
+
+
+@pytest.mark.parametrize(("told", "way"), [
+    ("vqgan", "--codec vqgan:FILE ("), ("vqgan:4,entropy", "--codec vqgan:FILE:4,entropy ("),
+    ("vqgan,entropy", "--codec vqgan:FILE,entropy ("), ("webp:30", "--codec webp:30"), ("pixels", "--codec pixels"),
+    ("diffusers", "--codec diffusers:FOLDER-OR-HUB-ID"), ("taming", "--codec taming:FOLDER"), ("mine", "from Python"),
+])
+def test_the_way_to_the_right_decoder(told, way):
+    assert way in way_to(told)
 
 
 def test_verify_finds_values_that_are_not_finite(path):
@@ -808,6 +952,16 @@ def test_merging_with_itself_changes_nothing_but_counters(make, data, decoder):
     assert all(torch.equal(again.tensors[k], 2 * pack.tensors[k]) for k in counters)
 
 
+def test_the_classes_of_averaged_prototypes_are_told(make):
+    a = make(prototypes_of([0, 1, 2], 1), names=["ant", "bee", "cat"])
+    b = make(prototypes_of([0, 1], 2), names=["cat", "ant"])
+    assert averaged(a, b) == ["ant", "cat"]
+    assert averaged(a, a) == averaged(a, make({})) == averaged(make({}), a) == []
+    c = make(prototypes_of([0, 1, 2], 1, "int8"), names=["ant", "bee", "cat"])
+    assert averaged(c, c) == []
+    assert averaged(c, b) == ["ant", "cat"]
+
+
 def test_prototypes_in_int8_stay_so_when_packs_are_merged(make):
     a = make(prototypes_of([0, 1], 1, "int8"), Pixels(SHAPE), ["ant", "bee"])
     b = make(prototypes_of([0, 1], 2, "int8"), Pixels(SHAPE), ["bee", "cat"])
@@ -883,10 +1037,30 @@ def test_packs_that_cannot_be_merged(make):
 # -- pruning ---------------------------------------------------------------------------------------------------
 
 
-def one_by_one(tensors: dict[str, torch.Tensor], decoder: Decoder, budget: int, path: Path) -> bytes | None:
-    """The rule, slowly: a file is written after each exemplar that goes. None where the last of a class would."""
+def slowly(tensors: dict[str, torch.Tensor], decoder: Decoder, budget: int, path: Path) -> bytes | None:
+    """The rule: with all groups, or without the last ones where more exemplars fit that way."""
     ranks = ["synthetic exemplars", "coded exemplars", "exemplars", "real exemplars"]
     groups = sorted({k.removesuffix("/bytes") for k in tensors if k.endswith("/bytes")}, key=ranks.index)
+    classes = {label for g in groups for label in tensors[f"{g}/labels"].tolist()}
+    best, most = None, -1
+    for first in range(max(len(groups), 1), 0, -1):
+        left = groups[:first]
+        if {label for g in left for label in tensors[f"{g}/labels"].tolist()} == classes:
+            found = one_by_one({k: t for k, t in tensors.items() if k.split("/")[0] not in groups[first:]}, left,
+                               decoder, budget, path)
+            if found is not None and held(read_pack(path)) > most:
+                best, most = found, held(read_pack(path))
+    return best
+
+
+def held(pack: packs.Pack) -> int:
+    """Exemplars in all."""
+    return sum(len(pack.tensors[f"{g}/labels"]) for g in pack.info.groups)
+
+
+def one_by_one(tensors: dict[str, torch.Tensor], groups: list[str], decoder: Decoder, budget: int,
+               path: Path) -> bytes | None:
+    """A file is written after each exemplar that goes. None where the last of a class would."""
     kept = {g: list(range(len(tensors[f"{g}/labels"]))) for g in groups}
     labels = {g: tensors[f"{g}/labels"].tolist() for g in groups}
     while True:
@@ -921,7 +1095,7 @@ def test_pruning_drops_one_by_one_from_the_largest_class(make, tmp_path, data, d
     pack = make(tensors, decoder)
     share = data.draw(st.floats(0.3, 1))
     budget = int(share * pack.info.ledger.total)
-    expected = one_by_one(tensors, decoder, budget, tmp_path / "slow.pack")
+    expected = slowly(tensors, decoder, budget, tmp_path / "slow.pack")
     try:
         found = prune(pack, budget)
     except BudgetError:
@@ -945,12 +1119,25 @@ def test_a_pruned_pack_keeps_its_classes_and_all_else(make, path, data, decoder)
         with pytest.raises(BudgetError):
             prune(pack, least - 1)
     assert classes_of(smallest).tolist() == classes_of(pack).tolist()
-    held = sum(len(smallest.tensors[f"{g}/labels"]) for g in smallest.info.groups)
-    assert held == len({label for g in pack.info.groups for label in pack.tensors[f"{g}/labels"].tolist()})
+    assert held(smallest) == len({label for g in pack.info.groups for label in pack.tensors[f"{g}/labels"].tolist()})
     for name in ("prototypes/features", "prototypes/labels"):
         if name in pack.tensors:
             assert torch.equal(smallest.tensors[name], pack.tensors[name])
     assert all(f.ok for f in verify(path, decoder))
+
+
+def test_a_group_goes_as_a_whole_where_more_exemplars_fit_without_its_header(make):
+    coded = store_of(Pixels(SHAPE), [0, 1, 2, 3] * 3, "coded exemplars").tensors() | prototypes_of(range(4))
+    real = store_of(Pixels(SHAPE), [0, 1, 2, 3] * 2, "real exemplars", seed=1).tensors()
+    pack, alone = make(coded | real), make(coded)
+    found = prune(pack, alone.info.ledger.total)
+    assert to_bytes(found) == to_bytes(alone)
+    counts = [held(prune(pack, budget)) for budget in range(alone.info.ledger.total, pack.info.ledger.total + 1, 20)]
+    assert counts == sorted(counts)  # more bytes, no fewer exemplars
+    only = make(coded | store_of(Pixels(SHAPE), [0, 1, 2, 4] * 2, "real exemplars", seed=1).tensors())
+    assert "real exemplars" in prune(only, only.info.ledger.total - 1).info.groups
+    with pytest.raises(BudgetError):  # the one class that it has alone keeps it there
+        prune(only, alone.info.ledger.total)
 
 
 def test_real_exemplars_go_before_the_condensed_one(make):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import json
+import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ from protocore.decoders.vqgan import (
     Quantiser,
     VQGANConfig,
     VQGANDecoder,
+    files,
     load,
     quantiser,
     save,
@@ -32,9 +37,9 @@ from protocore.decoders.vqgan import (
     shipped,
     training,
 )
-from protocore.decoders.vqgan.measuring import evaluate
+from protocore.decoders.vqgan.measuring import evaluate, picture_of
 from protocore.decoders.vqgan.training import TrainingOptions, train_decoder
-from protocore.errors import DataError
+from protocore.errors import DataError, UserError
 
 TINY = VQGANConfig(
     channels=3,
@@ -373,6 +378,22 @@ def test_truncated_and_bit_flipped_files_are_refused(tiny: VQGAN, tmp_path: Path
         load(tmp_path / "absent.safetensors")
 
 
+def test_pipes_devices_and_endless_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    for odd in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match="pipe or device"):
+            load(odd)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 1000)
+    large = tmp_path / "large.safetensors"
+    large.write_bytes(bytes(1001))
+    with pytest.raises(DataError, match=r"large\.safetensors: more bytes than"):
+        load(large)
+    large.write_bytes(bytes(1000))
+    with pytest.raises(DataError, match="header"):
+        load(large)
+
+
 def test_lying_files_are_refused(tiny: VQGAN, tmp_path: Path) -> None:
     path, bad = tmp_path / "a.safetensors", tmp_path / "bad.safetensors"
     save(tiny, path)
@@ -442,6 +463,74 @@ def test_training_lowers_the_loss_and_repeats_by_seed(tmp_path: Path) -> None:
         images, TINY, steps=1, held_out=held_out, resume=out, options=TrainingOptions(learning_rate=1e-6)
     )
     assert abs(resumed["held_out"][-1]["psnr"] - fine["psnr"]) < 0.3
+
+
+@pytest.mark.parametrize("amount", [{"minutes": math.nan}, {"minutes": math.inf}, {"minutes": 0.0}, {"steps": 0}])
+def test_training_that_would_not_end_or_not_begin(amount: dict[str, Any]) -> None:
+    def stop(_: object) -> None:
+        raise AssertionError("a step was made")
+
+    with pytest.raises(DataError, match="above zero"):
+        train_decoder(structured(8, 0), TINY, held_out=structured(8, 1), progress=stop, **amount)
+
+
+def test_the_shortest_training_has_a_loss() -> None:
+    report = train_decoder(structured(40, 0), TINY, held_out=structured(8, 1), minutes=1e-9)
+    assert report["steps"] == 1
+    assert math.isfinite(report["loss_first"])
+
+
+def test_a_place_that_cannot_be_written_is_told_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "taken.png").mkdir()
+
+    def stop(_: object) -> None:
+        raise AssertionError("a step was made")
+
+    places = {
+        "x.png": "ends in .safetensors", "x.json": "ends in .safetensors", "x": "ends in .safetensors",
+        "folder.safetensors": "a folder", "taken.safetensors": "a folder", "file/x.safetensors": "cannot be written",
+        "n" * 230 + ".safetensors": "cannot be written",  # room for the name, but not for that of its first part
+    }  # fmt: skip
+    images = structured(8, 0)
+    for name, told in places.items():
+        with pytest.raises(UserError, match=told):
+            train_decoder(images, TINY, held_out=images, steps=1, progress=stop, out=tmp_path / name)
+    files.check_out(tmp_path / "new" / "deep" / "x.safetensors")
+    assert not list((tmp_path / "new" / "deep").iterdir())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.safetensors", "new", "taken.png"]
+
+
+@pytest.mark.parametrize(("channels", "height", "width", "scale", "count"), [
+    (1, 8, 8, 8, 16), (3, 32, 32, 2, 16), (1, 28, 28, 3, 14),
+    (3, 20, 70, 1, 16), (3, 100, 200, 1, 6), (3, 20, 400, 1, 4),
+])  # fmt: skip
+def test_reconstructions_can_be_seen(channels: int, height: int, width: int, scale: int, count: int) -> None:
+    """Enlarged pictures with gaps between, each row with words at its left."""
+    model = VQGAN(VQGANConfig(channels=channels, factor=4, codes=16, stages=1, width=8, encoder_width=8))
+    pictures = np.random.default_rng(0).integers(0, 200, (17, channels, height, width), np.uint8)  # nowhere white
+    image = picture_of(model, pictures, 1)
+    assert image.mode == ("L" if channels == 1 else "RGB")
+    page = np.asarray(image).reshape(image.height, image.width, channels)
+    tall, wide = height * scale, width * scale
+    left, tops = image.width - count * (wide + 4), (4, 8 + tall)
+    assert image.height == 2 * (tall + 4) + 4
+    assert left > 50
+    for i in range(count):
+        start = left + i * (wide + 4)
+        shown = page[tops[0] : tops[0] + tall, start : start + wide].transpose(2, 0, 1)
+        assert np.array_equal(shown, pictures[i].repeat(scale, 1).repeat(scale, 2))
+        assert (page[:, start + wide : start + wide + 4] == 255).all()
+    assert (page[tops[0] + tall : tops[1], left:] == 255).all()
+    images = torch.from_numpy(pictures[:1]).float() / 255
+    decoder = VQGANDecoder(model, (channels, height, width), 1)
+    decoded = (decoder.decode(decoder.quantise(decoder.encode(images))) * 255).round().byte()[0].numpy()
+    below = page[tops[1] : tops[1] + tall, left : left + wide].transpose(2, 0, 1)
+    assert np.abs(below[:, ::scale, ::scale].astype(int) - decoded).max() <= 1
+    for top in tops:
+        words = page[max(0, top + tall // 2 - 8) : top + tall // 2 + 8, :left]
+        assert 20 < (words < 128).sum() < words.size / 4
 
 
 def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
@@ -525,6 +614,29 @@ def test_shipped_weights_are_small_and_say_how_they_were_made(channels: int) -> 
     made = json.loads(path.with_suffix(".json").read_text())
     assert made["digest_of_weights"] == vqgan.weights_digest(decoder.model)
     assert {"command", "seed", "data", "minutes", "steps", "measured"} <= made.keys()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_commands_beside_the_weights_can_be_typed(channels: int) -> None:
+    """Their imports work, and what they call takes the arguments that they name."""
+    made = json.loads(shipped(channels).with_suffix(".json").read_text())
+    lines = ast.parse("\n".join(made["command"])).body
+    known: dict[str, Any] = {}
+    for line in lines:
+        if isinstance(line, ast.Import | ast.ImportFrom):
+            exec(ast.unparse(line), known)
+    calls = [node for line in lines for node in ast.walk(line) if isinstance(node, ast.Call)]
+    names = [ast.unparse(call.func) for call in calls]
+    assert {"train_decoder", "VQGANConfig", "TrainingOptions", "load_model", "count_codes", "save"} <= set(names)
+    for name, call in zip(names, calls, strict=True):
+        inspect.signature(known[name]).bind(*call.args, **{str(k.arg): k.value for k in call.keywords})
+        if name == "VQGANConfig":
+            assert asdict(eval(ast.unparse(call), known)) == made["config"]
+        if name == "TrainingOptions":
+            eval(ast.unparse(call), known)
+        if name == "count_codes":  # a sequence of arrays, as many as the data
+            assert isinstance(call.args[1], ast.List)
+            assert len(call.args[1].elts) == len(made["data"])
 
 
 FLOORS_COLOUR = {4: 28.5, 8: 31.0}

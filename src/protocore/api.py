@@ -37,8 +37,9 @@ def learner(method: str, on: Stream | str | tuple[int, int, int], **settings: An
     """A fresh learner for a stream, a benchmark's name, or images of shape (channels, height, width)."""
     if isinstance(on, str):
         settings["benchmark"] = on
-        on = stream(on, **settings)
     config = configure({"method": method, **settings})
+    if isinstance(on, str):
+        on = open_stream(config.settings)
     shape = on.image_shape if isinstance(on, Stream) else on
     benchmark = benchmark_named(config.settings.benchmark) if "benchmark" in settings else None
     return Learner(config, shape, mean=benchmark.mean if benchmark else None, std=benchmark.std if benchmark else None,

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocore.config import format_bytes, parse_bytes
+from protocore.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from protocore.decoders.base import Decoder
-    from protocore.memory.pack import Pack
+    from protocore.memory.pack import Line, Pack
+
+MAX_DRAWN = 2**27  # values of the pictures that are drawn together
 
 
 def add_pack(commands: Any) -> None:
@@ -21,9 +28,13 @@ def add_pack(commands: Any) -> None:
     inspect.add_argument("file", type=Path)
     inspect.add_argument("--pictures", type=Path, metavar="PNG", help="draw the exemplars")
     inspect.add_argument("--json", action="store_true", help="for programs")
-    verify = verbs.add_parser("verify", help="check structure, hash and decoder, and decode every exemplar")
+    says = ("check structure, hash and decoder, and decode every exemplar; exits with 0 if all is well and with 1 if "
+            "something is BAD")
+    verify = verbs.add_parser("verify", help=says, description=f"{says[0].upper()}{says[1:]}.")
     verify.add_argument("file", type=Path)
-    merge = verbs.add_parser("merge", help="one pack of two; classes are matched by name")
+    says = ("one pack of two; classes are matched by name. Prototypes of a class in both packs are averaged, which "
+            "supposes that both packs come of one network")
+    merge = verbs.add_parser("merge", help=says, description=f"{says[0].upper()}{says[1:]}.")
     merge.add_argument("first", type=Path)
     merge.add_argument("second", type=Path)
     prune = verbs.add_parser("prune", help="drop exemplars evenly until the file fits a budget")
@@ -33,72 +44,130 @@ def add_pack(commands: Any) -> None:
         if command in (merge, prune):
             command.add_argument("--out", type=Path, required=True, help="the file to write")
         if command in (inspect, verify):
-            command.add_argument("--codec", help="the codec that made the exemplars, e.g. webp:10 (else its default)")
+            command.add_argument("--codec", help="the codec that made the exemplars, e.g. vqgan:FILE for a decoder of "
+                                 "your own (else the one that the pack names)")
         command.set_defaults(do=do)
 
 
 def _decoder_of(pack: Pack, codec: str | None) -> Decoder | None:
-    """The codec that the pack names, or that the user names where a number belongs to it."""
-    from protocore.decoders import decoder_named
+    """The codec that the user names, else the one that the pack names. A pack has one: all its digests are the same."""
+    from protocore.decoders import decoder_named, decoder_told
 
     names = sorted({group.decoder for group in pack.info.groups.values()})
-    return decoder_named(codec or names[0], pack.info.image_shape) if names else None
+    if not names:
+        return None
+    if not codec:
+        return decoder_told(names[0], pack.info.image_shape)
+    try:
+        return decoder_named(codec, pack.info.image_shape)
+    except DataError as error:  # what was typed is no fault of the pack
+        raise UserError(str(error)) from None
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from protocore.memory.pack import exemplars, read_pack, summary
+    from protocore.memory.pack import read_pack, summary
 
+    picture = _file(arguments.pictures, "--pictures") if arguments.pictures else None
     pack = read_pack(arguments.file)
     lines = summary(pack)
     if arguments.json:
         print(json.dumps({"method": pack.info.method, "image_shape": pack.info.image_shape,
                           "class_names": pack.info.class_names, "parts": [vars(line) for line in lines]}))
     else:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("part", "origin", "classes", "exemplars", "bytes", "a class", box=None, title_justify="left",
-                      title=f"{arguments.file}: {pack.info.method}, images {pack.info.image_shape}")
-        for line in lines:
-            note = f" (shared; pays from {line.pays_from} classes)" if line.pays_from else ""
-            a_class = "" if line.class_bytes is None else format_bytes(line.class_bytes)
-            table.add_row(line.part + note, line.origin, str(line.classes or ""), str(line.exemplars or ""),
-                          f"{line.bytes:,}", a_class)
-        Console().print(table)
-    if arguments.pictures:
-        from protocore.bench.figures import exemplar_grid
-
+        _print_table(arguments.file, pack, lines)
+    if picture:
         decoder = _decoder_of(pack, arguments.codec)
-        for name in pack.info.groups if decoder else ():
-            images, labels = exemplars(pack, decoder, name)  # type: ignore[arg-type]
-            path = arguments.pictures
-            if len(pack.info.groups) > 1:
-                path = path.with_stem(f"{path.stem}-{name.replace(' ', '-')}")
-            exemplar_grid(images.numpy(), labels.numpy(), pack.info.class_names, path, title=name)
-            print(path)
+        if decoder:
+            _draw(pack, decoder, picture)
     return 0
 
 
-def _verify(arguments: argparse.Namespace) -> int:
-    from protocore.memory.pack import read_pack, verify
+def _print_table(file: Path, pack: Pack, lines: list[Line]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    findings = verify(arguments.file, _decoder_of(read_pack(arguments.file), arguments.codec))
+    from protocore.memory.pack.checks import plain
+
+    # Text, for a string would be read as markup, and these are words of the file.
+    title = Text(plain(f"{file}: {pack.info.method}, images {pack.info.image_shape}", 400), style="table.title")
+    table = Table("part", "origin", "classes", "exemplars", "bytes", "a class", box=None, title_justify="left",
+                  title=title)
+    for line in lines:
+        note = f" (shared; pays from {line.pays_from} classes)" if line.pays_from else ""
+        a_class = "" if line.class_bytes is None else format_bytes(line.class_bytes)
+        table.add_row(Text(plain(line.part) + note), line.origin, str(line.classes or ""), str(line.exemplars or ""),
+                      f"{line.bytes:,}", a_class)
+    Console().print(table)
+
+
+def _draw(pack: Pack, decoder: Decoder, path: Path) -> None:
+    """A grid a group, named after it where there are several."""
+    from protocore.bench.figures import COLUMNS, PICTURES, exemplar_grid, first_of
+    from protocore.memory.pack import exemplars
+    from protocore.memory.pack.checks import plain
+
+    paths: dict[Path, str] = {}
+    for name in pack.info.groups:
+        own = path
+        if len(pack.info.groups) > 1:
+            stem = f"{path.stem}-{re.sub('[^A-Za-z0-9_.]+', '-', name)[:60]}"
+            own = path.with_stem(stem)
+            while own in paths:  # names that differ in odd signs only
+                stem += "-"
+                own = path.with_stem(stem)
+        paths[own] = name
+    for own, name in paths.items():
+        _, counts = pack.tensors[f"{name}/labels"].unique(return_counts=True)
+        most = min(COLUMNS, max(PICTURES // len(counts), 1))
+        shown, shape = counts.clamp(max=most), pack.info.image_shape
+        drawn = int(shown.sum())
+        if drawn > PICTURES or drawn * math.prod(shape) > MAX_DRAWN:
+            raise UserError(f"--pictures: {drawn:,} pictures of {shape} are more than can be drawn ({PICTURES:,}, and "
+                            f"{MAX_DRAWN:,} values in all); leave it out")
+        images, labels = exemplars(pack, decoder, name, most)
+        part = first_of(shown.tolist(), counts.tolist(), "of each class")  # the others are not even decoded
+        exemplar_grid(images.numpy(), labels.numpy(), pack.info.class_names, own,
+                      title=f"{plain(name)}, {part}" if part else plain(name))
+        print(own)
+
+
+def _file(path: Path, flag: str) -> Path:
+    """The path of a file to write; said before the work is done rather than after it."""
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder: give the name of a file in it")
+    return path
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from protocore.memory.pack import verify
+
+    findings = verify(arguments.file, partial(_decoder_of, codec=arguments.codec))
     for finding in findings:
         print(("ok: " if finding.ok else "BAD: ") + finding.text)
     return 0 if all(finding.ok for finding in findings) else 1
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from protocore.memory.pack import merge, read_pack, save_pack
+    from protocore.memory.pack import averaged, merge, read_pack, save_pack
+    from protocore.memory.pack.checks import short
 
-    made = save_pack(arguments.out, merge(read_pack(arguments.first), read_pack(arguments.second)))
-    print(f"{arguments.out}: {made.info.ledger.total:,} bytes, {len(made.info.class_names)} classes")
+    out = _file(arguments.out, "--out")
+    first, second = read_pack(arguments.first), read_pack(arguments.second)
+    made = save_pack(out, merge(first, second))
+    print(f"{out}: {made.info.ledger.total:,} bytes, {len(made.info.class_names)} classes")
+    means = averaged(first, second)
+    if means:
+        print(f"note: the two packs have different prototypes for {len(means)} of their classes ({short(means)}), "
+              "which were averaged. That is right only if both packs come of one network; if they are of different "
+              "runs, learn the classes with one learner instead.", file=sys.stderr)
     return 0
 
 
 def _prune(arguments: argparse.Namespace) -> int:
     from protocore.memory.pack import prune, read_pack, save_pack
 
-    made = save_pack(arguments.out, prune(read_pack(arguments.file), parse_bytes(arguments.budget)))
-    print(f"{arguments.out}: {made.info.ledger.total:,} bytes")
+    out = _file(arguments.out, "--out")
+    made = save_pack(out, prune(read_pack(arguments.file), parse_bytes(arguments.budget)))
+    print(f"{out}: {made.info.ledger.total:,} bytes")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from protocore.errors import DataError
+from protocore.errors import DataError, UserError
 
 
 def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -24,17 +25,20 @@ def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """All of the data or the old file: never a part of it, whatever happens meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); give another path, or make room "
+                        "there") from error
+    finally:  # after os.replace there is nothing left to remove
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,12 +7,13 @@ import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protocore.bench.results import classes_of, keeps_nothing, run_labels, saw_everything, shared_bytes
+from protocore.bench.results import classes_of, decoder_bytes, keeps_nothing, run_labels, saw_everything
 from protocore.config import format_bytes
 from protocore.errors import UserError
 
@@ -27,6 +28,7 @@ MARKERS = ("o", "s", "^", "v", "P", "X")
 INK, FAINT = "#333333", "#8A8A8A"  # FAINT is also the colour of bounds: no memory at all, all data at once
 DIRECT = 8  # up to this many runs are named at the end of their line, more in a legend
 COLUMNS, PICTURES = 20, 4000  # of an exemplar grid, at most
+LEAST_WIDTH = 600  # pixels of a grid: room for a few words in a line of its title
 MATRIX_TOP = 160  # percent at the dark end of the colours: at 100 they are still light enough for dark numbers
 Point = tuple[float, float, str, str, str]  # bytes, accuracy, label, colour, marker
 # Where a label may stand: points to the right, points up, and which of its ends is at the marker.
@@ -190,8 +192,8 @@ def bytes_figure(results: list[dict[str, Any]], path: Path) -> None:
         points.append((result["bytes_kept"], accuracy, label, COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]))
     with _figure(path, 7.2, 4.2, layout="constrained") as figure:
         ax = figure.add_subplot()
-        shared = any(shared_bytes(r) for r in results)
-        ax.set(xscale="log", ylim=(0, 104), xlabel="bytes kept" + ", without what all classes share" * shared)
+        shared = any(decoder_bytes(r) for r in results)
+        ax.set(xscale="log", ylim=(0, 104), xlabel="bytes kept" + ", without the decoder" * shared)
         ax.set_title(f"{_benchmarks(results)}: final accuracy A_T against bytes kept")
         ax.yaxis.set_major_formatter("{x:.0f} %")
         if points:
@@ -226,7 +228,7 @@ def memories_figure(memories: Mapping[str, Sequence[list[dict[str, Any]]]], path
             colour, mark = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
             ax.errorbar(x, y, deviation, color=colour, marker=mark, markersize=6, markeredgecolor="white",
                         markeredgewidth=0.8, elinewidth=1.0, label=name)
-        ax.set(xscale="log", xlabel="bytes kept a class" + ", without the decoder" * any(map(shared_bytes, results)))
+        ax.set(xscale="log", xlabel="bytes kept a class" + ", without the decoder" * any(map(decoder_bytes, results)))
         ax.set_ylim(0, 1.15 * max(r["class_incremental"]["A_T"] for r in results))
         ax.set_title(f"{_benchmarks(results)}: final accuracy A_T against bytes a class")
         ax.yaxis.set_major_formatter("{x:.0f} %")
@@ -274,6 +276,13 @@ def _shared_area(a: Any, b: Any) -> float:
     return max(width, 0.0) * max(height, 0.0)
 
 
+def first_of(shown: Sequence[int], held: Sequence[int], of: str) -> str:
+    """`first 4 of 20 exemplars`, for counts of each class; nothing where all are shown."""
+    if list(shown) == list(held):
+        return ""
+    return f"first {max(shown)} of {'' if len(set(held)) == 1 else 'up to '}{max(held)} {of}"
+
+
 def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Path, title: str) -> None:
     """A row a class, pixels as squares. Many classes of few exemplars stand in several blocks side by side."""
     pictures, of = np.asarray(images), np.asarray(labels)
@@ -282,66 +291,75 @@ def exemplar_grid(images: Any, labels: Any, class_names: Sequence[str], path: Pa
                         f"{pictures.shape} with {len(of)} labels")
     if not len(pictures):
         raise UserError("there are no exemplars to draw: this memory is empty")
-    classes = np.unique(of)
+    classes, counts = np.unique(of, return_counts=True)
     columns = min(COLUMNS, max(PICTURES // len(classes), 1))
     rows_of = [np.flatnonzero(of == c)[:columns] for c in classes]
-    columns, gap = max(len(r) for r in rows_of), 6
     chosen = _enlarged(pictures[np.concatenate(rows_of)], 112 if len(pictures) <= 40 else 72)
     pictures_of = np.split(chosen, np.cumsum([len(r) for r in rows_of])[:-1])
-    side = chosen.shape[1:3]
     names = [_short(str(class_names[int(c)])) for c in classes]
-    size = 9.0
-    name_width = int(0.62 * size / 72 * DPI * max(len(n) for n in names)) + 14
-    block_width = name_width + columns * (side[1] + gap)
-    blocks = _blocks(len(names), block_width, side[0] + gap)
-    deep = -(-len(names) // blocks)
-    space, edge = 36, 28
-    top = edge + (58 if title else 0)
-    width = max(2 * edge + blocks * block_width + (blocks - 1) * space, 2 * edge + int(len(title) * 18))
-    height = top + deep * (side[0] + gap) + edge
-    canvas = np.full((height, width, 3), 255, np.uint8)
-    # Half a pixel more, or rounding would sometimes cut a row or column off.
-    with _figure(path, (width + 0.5) / DPI, (height + 0.5) / DPI) as figure:
-        for k, (row, name) in enumerate(zip(pictures_of, names, strict=True)):
-            left = edge + (k // deep) * (block_width + space) + name_width
-            y = top + (k % deep) * (side[0] + gap)
-            for j, image in enumerate(row):
-                x = left + j * (side[1] + gap)
-                canvas[y : y + side[0], x : x + side[1]] = image
-            figure.text((left - 14) / width, 1 - (y + side[0] / 2) / height, name, ha="right", va="center",
-                        fontsize=size)
-        figure.figimage(canvas, zorder=-1)
-        figure.text(edge / width, 1 - edge / height, title, va="top", fontsize=10, fontweight="bold")
+    part = first_of([len(r) for r in rows_of], counts.tolist(), "exemplars of each class")
+    _grid([(name, [[picture] for picture in row]) for name, row in zip(names, pictures_of, strict=True)], path, title,
+          part, size=9.0)
 
 
-def pairs_grid(rows: Sequence[tuple[str, Sequence[tuple[Any, Any]]]], path: Path, title: str) -> None:
+def pairs_grid(rows: Sequence[tuple[str, Sequence[tuple[Any, Any]]]], path: Path, title: str, note: str = "") -> None:
     """A row a name: pairs of uint8 pictures (C, H, W) side by side, a space between two pairs."""
     if not rows:
         raise UserError("there are no pictures to draw")
     flat = [np.asarray(picture) for _, pairs in rows for pair in pairs for picture in pair]
-    big = iter(_enlarged(np.stack(flat), 64))
-    side = _enlarged(flat[0][None], 64).shape[1]
-    wide, pairs_most = _enlarged(flat[0][None], 64).shape[2], max(len(pairs) for _, pairs in rows)
-    gap, edge, top = 6, 28, 90
-    names = [_short(name, 40) for name, _ in rows]
-    name_width = int(0.62 * 8 / 72 * DPI * max(len(n) for n in names)) + 14
-    pair_width = 2 * wide + 3 + 3 * gap
-    block = name_width + pairs_most * pair_width
-    blocks = _blocks(len(rows), block, side + gap)
+    big = iter(_enlarged(np.stack(flat), 112 if len(flat) <= 40 else 64))
+    _grid([(_short(name, 40), [[next(big), next(big)] for _ in pairs]) for name, pairs in rows], path, title, note,
+          size=8.0, between=12)
+
+
+def _grid(rows: Sequence[tuple[str, Sequence[Sequence[np.ndarray]]]], path: Path, title: str, note: str, *,
+          size: float, between: int = 0) -> None:
+    """Rows of groups of pictures (H, W, 3) with a name each, in blocks side by side; title and note in lines above.
+
+    `size` is that of the names, in points, `between` the room between two groups of a row, in pixels.
+    """
+    gap, inner, space, edge = 6, 3, 36, 28
+    side, wide = next(picture.shape[:2] for _, groups in rows for group in groups for picture in group)
+    together = max(len(group) for _, groups in rows for group in groups)
+    group_width = together * wide + (together - 1) * inner + gap + between
+    name_width = int(0.62 * size / 72 * DPI * max(len(name) for name, _ in rows)) + 14
+    block_width = name_width + max(len(groups) for _, groups in rows) * group_width
+    blocks = _blocks(len(rows), block_width, side + gap)
     deep = -(-len(rows) // blocks)
-    width = max(2 * edge + blocks * block, 2 * edge + int(len(title) * 17))
+    width = max(2 * edge + blocks * block_width + (blocks - 1) * space, LEAST_WIDTH)
+    lines = _lines(title, note, width - 2 * edge)
+    top = edge + sum(line.height for line in lines) + (24 if lines else 0)
     height = top + deep * (side + gap) + edge
     canvas = np.full((height, width, 3), 255, np.uint8)
+    # Half a pixel more, or rounding would sometimes cut a row or column off.
     with _figure(path, (width + 0.5) / DPI, (height + 0.5) / DPI) as figure:
-        for k, (name, (_, pairs)) in enumerate(zip(names, rows, strict=True)):
-            left, y = edge + (k // deep) * block + name_width, top + (k % deep) * (side + gap)
-            for j in range(len(pairs)):
-                for place in (0, 1):
-                    x = left + j * pair_width + place * (wide + 3)
-                    canvas[y : y + side, x : x + wide] = next(big)
-            figure.text((left - 14) / width, 1 - (y + side / 2) / height, name, ha="right", va="center", fontsize=8)
+        for k, (name, groups) in enumerate(rows):
+            left = edge + (k // deep) * (block_width + space) + name_width
+            y = top + (k % deep) * (side + gap)
+            for j, group in enumerate(groups):
+                for i, picture in enumerate(group):
+                    x = left + j * group_width + i * (wide + inner)
+                    canvas[y : y + side, x : x + wide] = picture
+            figure.text((left - 14) / width, 1 - (y + side / 2) / height, name, ha="right", va="center", fontsize=size)
         figure.figimage(canvas, zorder=-1)
-        figure.text(edge / width, 1 - edge / height, title, va="top", fontsize=10, fontweight="bold")
+        y = edge
+        for line in lines:
+            figure.text(edge / width, 1 - y / height, line.text, va="top", fontsize=line.size, fontweight=line.weight)
+            y += line.height
+
+
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    size: float  # points
+    weight: str
+    height: int  # pixels
+
+
+def _lines(title: str, note: str, width: int) -> list[_Line]:
+    """Title (bold) and note in lines that fit so many pixels."""
+    return [*(_Line(text, 10, "bold", 36) for text in textwrap.wrap(title, max(width // 18, 12))),
+            *(_Line(text, 8.5, "normal", 32) for text in textwrap.wrap(note, max(width // 14, 12)))]
 
 
 def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequence[str], most: int = 10) -> None:
@@ -350,9 +368,12 @@ def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequen
 
     real, labels, of = (np.asarray(records[k]) for k in ("real", "real labels", "labels"))
     steps = np.asarray(records["steps"])[:, : len(of)]
-    classes = np.unique(of)[:most]
-    keep = np.concatenate([np.flatnonzero(labels == c)[:100] for c in classes])
-    mine = np.concatenate([np.flatnonzero(of == c)[:2] for c in classes])
+    every_class = np.unique(of)
+    classes = every_class[:most]
+    dots_of, mine_of = ([np.flatnonzero(values == c) for c in classes] for values in (labels, of))
+    parts = (first_of([len(classes)], [len(every_class)], "classes"), first_of(*_cut(mine_of, 2), "exemplars a class"),
+             first_of(*_cut(dots_of, 100), "pictures a class"))
+    keep, mine = np.concatenate([d[:100] for d in dots_of]), np.concatenate([m[:2] for m in mine_of])
     at = np.unique(np.linspace(0, len(steps) - 1, 12).round().astype(int))
     ways = steps[at][:, mine]
     every = np.concatenate([real[keep], ways.reshape(-1, ways.shape[-1])])
@@ -370,9 +391,16 @@ def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequen
                 ax.scatter(*paths[0, j], s=40, facecolors="white", edgecolors=colour, zorder=3)
                 ax.scatter(*paths[-1, j], s=110, marker="*", color=colour, edgecolors="black", linewidths=0.6, zorder=4)
         ax.set(xticks=[], yticks=[])
-        ax.set_title("condensation under the network's features (t-SNE): ring start, star end", loc="left", fontsize=10)
+        title = ["condensation under the network's features (t-SNE): ring start, star end"]
+        title += textwrap.wrap(", ".join(filter(None, parts)), 80)
+        ax.set_title("\n".join(title), loc="left", fontsize=10)
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         figure.tight_layout()
+
+
+def _cut(rows_of: Sequence[np.ndarray], most: int) -> tuple[list[int], list[int]]:
+    """How many of each are shown, and how many there are."""
+    return [min(len(r), most) for r in rows_of], [len(r) for r in rows_of]
 
 
 def _enlarged(images: np.ndarray, least: int, most: int = 128) -> np.ndarray:

@@ -27,13 +27,14 @@ from protocore.memory.store import ExemplarStore
 from protocore.train.learner import Learner
 from protocore.train.run import configure, learner_for
 
-PICTURES = 200  # training pictures of a class that exemplars are held against
+BETWEEN = 200  # training pictures of a class whose own nearest neighbours are looked for
+CHUNK = 1 << 22  # pixels that are held as floats at a time, on either side of a comparison
 SHOWN = 4  # exemplars of a class in the picture
 
 
 @dataclass(frozen=True)
 class ClassHealth:
-    """One class. Distances of pictures are root mean squares over pixels in [0, 1]."""
+    """One class. Distances of pictures are root mean squares over pixels in [0, 1]: tables show the same numbers."""
 
     name: str
     origin: str  # synthetic, coded or real
@@ -45,7 +46,7 @@ class ClassHealth:
     fresh_right: float
     nearest_training: float  # mean distance of an exemplar to the nearest training picture of its class
     closest_training: float  # the smallest of them
-    between_training: float  # the same mean distance of training pictures to each other
+    between_training: float  # the same mean distance of a training picture to the nearest other one
 
 
 def health(folder: Path, *, data_root: str | None = None, steps: int = 600) -> dict[str, Any]:
@@ -69,10 +70,13 @@ def health(folder: Path, *, data_root: str | None = None, steps: int = 600) -> d
         "classes": [asdict(row) for row in rows], "mean": _mean(rows),
     }
     write_json(folder / "health.json", report)
-    from protocore.bench.figures import pairs_grid
+    from protocore.bench.figures import first_of, pairs_grid
 
-    pairs_grid([(f"{row.name}: {row.present:.2f} / {row.fresh:.2f}", pictures) for row, pictures in shown],
-               folder / "health.png", "exemplar | nearest training picture; p(class) of the present / a fresh network")
+    part = first_of([len(pairs) for _, pairs in shown], [row.exemplars for row in rows], "exemplars")
+    pairs_grid([(f"{row.name}: {100 * row.present_right:.0f} / {100 * row.fresh_right:.0f} %", pairs)
+                for row, pairs in shown],
+               folder / "health.png", "exemplar | nearest training picture" + (f", {part}" if part else ""),
+               "share of a class's exemplars that the present / a fresh network gets right")
     return report
 
 
@@ -113,23 +117,18 @@ def _fresh(learner: Learner, stream: Stream, everything: Task, steps: int) -> tu
 def _class_health(learner: Learner, store: ExemplarStore, label: int, everything: Task, prototypes: PrototypeStore,
                   fresh: torch.nn.Module) -> tuple[ClassHealth, list[tuple[Tensor, Tensor]]]:
     images = store.at(store.slots_of(label)).images
-    x = learner.machine.images(to_float(images))
-    rows = (everything.labels == label).nonzero().flatten()[:PICTURES]
-    training = everything.take(rows)
+    rows = (everything.labels == label).nonzero().flatten()
     learner.net.eval()
-    z = learner.net.features(x)
-    if label in prototypes:
-        goal = prototypes.get([label]).to(z)
-    else:
-        goal = learner.net.features(learner.machine.images(to_float(training))).mean(0, keepdim=True)
+    z = _features(learner, images)
+    goal = prototypes.get([label]).to(z) if label in prototypes else _centre(learner, everything, rows)
     gap = (F.normalize(z, dim=1) - F.normalize(goal, dim=1)).square().sum(1).mean()
     present = _softmax_of_seen(learner, images)
-    second = F.softmax(fresh(x), 1).cpu()
-    a, b = to_float(images).flatten(1), to_float(training).flatten(1)
-    scale = a.shape[1] ** 0.5
-    near, which = (torch.cdist(a, b) / scale).min(1)
-    among = torch.cdist(b, b) / scale
-    among.fill_diagonal_(float("inf"))
+    second = torch.cat([F.softmax(fresh(learner.machine.images(to_float(part))), 1).cpu() for part in _parts(images)])
+    # Some training pictures are looked for among the others in the same pass, each without itself.
+    some = rows[:BETWEEN]
+    near, pictures = nearest(torch.cat([images, everything.take(some)]), everything, rows,
+                             torch.cat([torch.full((len(images),), -1), some]))
+    near, among = near.split([len(images), len(some)])
     origin = store.name.partition(" ")[0]
     if origin not in ("synthetic", "coded"):
         origin = "real" if store.decoder.lossless else "coded"
@@ -137,9 +136,51 @@ def _class_health(learner: Learner, store: ExemplarStore, label: int, everything
         learner.classes_[label], origin, len(images), float(gap), float(present[:, label].mean()),
         float((present.argmax(1) == label).float().mean()), float(second[:, label].mean()),
         float((second.argmax(1) == label).float().mean()), float(near.mean()), float(near.min()),
-        float(among.min(1).values.mean()) if len(b) > 1 else float("nan"),
+        float(among.mean()) if len(rows) > 1 else float("nan"),
     )
-    return row, [(images[i].clone(), training[which[i]].clone()) for i in range(min(len(images), SHOWN))]
+    return row, [(images[i].clone(), pictures[i].clone()) for i in range(min(len(images), SHOWN))]
+
+
+@torch.no_grad()
+def nearest(queries: Tensor, task: Task, rows: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance of each uint8 query to the nearest of the task's pictures among `rows`, and that picture.
+
+    `own` is the row that a query is itself, and that is left out (-1: none). All rows are looked at, some at a time.
+    """
+    least, found = torch.full((len(queries),), float("inf")), queries.clone()
+    for part in _parts(rows, queries[0].numel()):
+        pictures = task.take(part)
+        b = to_float(pictures).flatten(1)
+        for some in _parts(torch.arange(len(queries)), queries[0].numel()):
+            gap = torch.cdist(to_float(queries[some]).flatten(1), b)
+            gap[own[some, None] == part] = float("inf")
+            near, which = gap.min(1)
+            closer = near < least[some]
+            least[some[closer]] = near[closer]
+            found[some[closer]] = pictures[which[closer]]
+    # cdist is quick and rough: a copy must come out at 0.
+    exact = [(to_float(a) - to_float(b)).square().flatten(1).mean(1).sqrt()
+             for a, b in zip(_parts(queries), _parts(found), strict=True)]
+    return torch.cat(exact), found
+
+
+def _parts(rows: Tensor, pixels: int | None = None) -> tuple[Tensor, ...]:
+    """Pictures, or numbers of pictures of so many pixels, split so that a part fits CHUNK."""
+    return rows.split(max(CHUNK // (pixels or rows[0].numel()), 1)) if len(rows) else ()
+
+
+def _features(learner: Learner, images: Tensor) -> Tensor:
+    return torch.cat([learner.net.features(learner.machine.images(to_float(part))) for part in _parts(images)])
+
+
+def _centre(learner: Learner, everything: Task, rows: Tensor) -> Tensor:
+    """The mean feature of a class's training pictures, seen as the method sees them (`Method.pass_over`)."""
+    coded = learner.tools.space == "codec"
+    total = torch.zeros(1, learner.net.dim, device=learner.machine.device)
+    for part in _parts(rows, everything.take(rows[:1])[0].numel()):
+        pictures = everything.take(part)
+        total += _features(learner, learner.through_codec(pictures) if coded else pictures).sum(0)
+    return total / len(rows)
 
 
 def _softmax_of_seen(learner: Learner, images: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ from typing import Any
 
 from protocore.config import Resolved, format_bytes
 from protocore.errors import DataError
+from protocore.methods import METHODS
 
 RESULT = "result.json"
 FORMAT = 1
 # They change where and how fast a run goes, not what it is.
 BESIDE_THE_POINT = ("data_root", "threads", "memory_format")
+OF_EXEMPLARS = ("spc", "capacity", "budget", "codec")  # they mean nothing to a method that keeps none
 NAME_LENGTH = 80  # of the readable part of a folder's name; file systems stop at 255 bytes
 LONG_LIST = 20
 _PARTS = ("settings", "options", "sources", "class_incremental", "task_incremental", "seconds")
@@ -128,13 +130,18 @@ def saw_everything(result: dict[str, Any]) -> bool:
 
 
 def keeps_nothing(result: dict[str, Any]) -> bool:
-    """A memory file that is a header and nothing else."""
-    return sum(e["rows"] for e in result["ledger"]) <= 1 and not shared_bytes(result)
+    """A memory file that is a header and nothing else, and nothing beside it."""
+    return sum(e["rows"] for e in result["ledger"]) <= 1
 
 
-def shared_bytes(result: dict[str, Any]) -> int:
-    """Bytes kept once for any number of classes, beside the memory: a decoder, say."""
-    return sum(e["bytes"] for e in result["ledger"] if e["shared"])
+def is_decoder(entry: dict[str, Any]) -> bool:
+    """A row of the ledger that is kept once for any number of classes. Other shared rows are held during a task."""
+    return entry["shared"] and entry["name"].startswith("decoder")
+
+
+def decoder_bytes(result: dict[str, Any]) -> int:
+    """Bytes kept once for any number of classes, beside the memory."""
+    return sum(e["bytes"] for e in result["ledger"] if is_decoder(e))
 
 
 def exemplars_of(result: dict[str, Any]) -> dict[str, int]:
@@ -157,14 +164,17 @@ def run_labels(results: list[dict[str, Any]]) -> list[str]:
     labels = []
     for name, own, result in zip(names, values, results, strict=True):
         alike = [v for n, v in zip(names, values, strict=True) if n == name]
+        aside = BESIDE_THE_POINT if _has_exemplars(own) else (*BESIDE_THE_POINT, *OF_EXEMPLARS)
         said = [_word(k, v) for k, v in own.items()
-                if k not in BESIDE_THE_POINT and result["sources"].get(k, "default") != "default"
+                if k not in aside and result["sources"].get(k, "default") != "default"
                 and any(other.get(k) != v for other in alike)]
         labels.append(", ".join([name, *said]))
     return labels
 
 
 def _method_and_size(values: dict[str, Any]) -> str:
+    if not _has_exemplars(values):
+        return values["method"]
     size = ""
     if values.get("budget"):
         size = f" {format_bytes(values['budget'])}"
@@ -175,7 +185,14 @@ def _method_and_size(values: dict[str, Any]) -> str:
     real = values.get("real")
     if real:  # the paper's 20+1: real and condensed exemplars of a class
         size = f" spc {real}+{values['spc']}" if size == f" spc {values['spc']}" else f"{size}, {real} real"
-    return values["method"] + size
+    codec = re.sub(r"[^:,]*[/\\](?=.)", "", values.get("codec", "pixels"))  # no folders of the machine
+    return values["method"] + size + (f", {codec}" if codec != "pixels" else "")
+
+
+def _has_exemplars(values: dict[str, Any]) -> bool:
+    """Whether sizes and codecs mean something to the method; to one that is not known here they may."""
+    method = METHODS.get(values["method"])
+    return method is None or method.replays
 
 
 def _word(name: str, value: Any) -> str:

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from protocore.bench.results import classes_of, exemplars_of, run_labels, saw_everything
+from protocore.bench.results import classes_of, exemplars_of, is_decoder, run_labels, saw_everything
 from protocore.config import flag, format_bytes
 from protocore.errors import UserError
 from protocore.train.metrics import Matrix
@@ -21,6 +21,11 @@ NONE = "–"
 HEADINGS = {"forgetting": "for-\ngetting", "task-inc. A_T": "task-\ninc.\nA_T", "a class": "a\nclass",
             "learn (s)": "learn\n(s)", "condense (s)": "con-\ndense\n(s)"}
 MOST_COLUMNS = 12  # of a matrix in a terminal
+HEALTH_LEGEND = (
+    "to prototype: squared distance of normalised features; net: share of the exemplars that it gets right; to nearest "
+    "picture: from an exemplar to the nearest training picture of its class; between pictures: from a training picture "
+    "to the nearest other one (both: root mean square difference of pixels between 0 and 1)"
+)
 
 
 def mean_std(values: Sequence[float]) -> str:
@@ -54,9 +59,12 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     return rows
 
 
-def exemplar_words(result: dict[str, Any]) -> str:
-    """Exemplars a class and what they are: `20 real + 1 coded`."""
-    counts = {kind: count / classes_of(result) for kind, count in exemplars_of(result).items()}
+def exemplar_words(*results: dict[str, Any]) -> str:
+    """Exemplars a class and what they are, the mean over these runs: `20 real + 1 coded`."""
+    counts: dict[str, float] = {}
+    for result in results:
+        for kind, count in exemplars_of(result).items():
+            counts[kind] = counts.get(kind, 0.0) + count / classes_of(result) / len(results)
     return " + ".join(f"{count:.0f} {kind}" if count >= 1 else f"{count:.1f} {kind}"
                       for kind, count in counts.items()) or NONE
 
@@ -66,17 +74,25 @@ def summary_table(results: list[dict[str, Any]]) -> Table:
     benchmarks = dict.fromkeys(r["settings"]["benchmark"] for r in results)
     table = _table(", ".join(benchmarks))
     rows = summary_rows(results)
-    shared = {e["name"]: format_bytes(e["bytes"]) for r in results for e in r["ledger"] if e["shared"] and e["bytes"]}
+    shared = [e for r in results for e in r["ledger"] if e["shared"] and e["bytes"]]
+    captions = [
+        _sizes("Kept once beside it, for all classes", [e for e in shared if is_decoder(e)]),
+        _sizes("Held while a task is learned", [e for e in shared if not is_decoder(e)]),
+    ]
     if shared:  # no room for a column of it in a terminal
-        words = "; ".join(f"{name}, {size}" for name, size in shared.items())
-        table.caption, table.caption_justify = escape(f"Kept once beside it, for all classes: {words}"), "left"
+        table.caption, table.caption_justify = escape("\n".join(filter(None, captions))), "left"
     for name in rows[0] if rows else ("method", "A_T"):
         first = name == "method"
         table.add_column(HEADINGS.get(name, name), justify="left" if first else "right", no_wrap=not first,
-                         min_width=10 if first else None)
+                         min_width=10 if first else None, overflow="fold" if first else "ellipsis")
     for row in rows:
         table.add_row(*map(escape, row.values()))
     return table
+
+
+def _sizes(what: str, entries: list[dict[str, Any]]) -> str:
+    words = dict.fromkeys(f"{e['name'].removesuffix(', during a task')}, {format_bytes(e['bytes'])}" for e in entries)
+    return f"{what}: {'; '.join(words)}" if words else ""
 
 
 def ledger_table(result: dict[str, Any]) -> Table:
@@ -87,15 +103,17 @@ def ledger_table(result: dict[str, Any]) -> Table:
     table.add_column("bytes", justify="right")
     own = [e for e in result["ledger"] if not e["shared"]]
     shared = [e for e in result["ledger"] if e["shared"]]
+    # Exemplars of differing size are one row of bytes: they are counted by their lengths.
+    lengths = {e["name"].replace("/lengths", "/bytes"): e["rows"] for e in own if e["name"].endswith("/lengths")}
     for e in own:
-        table.add_row(escape(e["name"]), f"{e['rows']:,}", f"{e['bytes']:,}")
+        table.add_row(escape(e["name"]), f"{lengths.get(e['name'], e['rows']):,}", f"{e['bytes']:,}")
     table.add_section()
     table.add_row("sum", "", f"{sum(e['bytes'] for e in own):,}", style="bold")
     if shared:
         table.add_section()
         pays = result.get("decoder_pays_from")
         for e in shared:
-            if e["name"].startswith("decoder"):
+            if is_decoder(e):
                 note = f" (pays from {pays} classes)" if pays else ""
                 table.add_row(escape(f"shared: {e['name']}{note}"), f"{e['rows']:,}", f"{e['bytes']:,}")
             else:
@@ -104,8 +122,9 @@ def ledger_table(result: dict[str, Any]) -> Table:
 
 
 def health_table(report: dict[str, Any]) -> Table:
-    """A row a class and the mean of each origin; distances of pictures in hundredths of the pixel range."""
+    """A row a class and the mean of each origin, in the units of health.json (shares in percent)."""
     table = _table("Health of the exemplars")
+    table.caption, table.caption_justify = HEALTH_LEGEND, "left"
     table.add_column("class")
     for heading in ("origin", "num-\nber", "to pro-\ntotype", "present\nnet", "fresh\nnet", "to nearest\npicture",
                     "between\npictures"):
@@ -113,8 +132,8 @@ def health_table(report: dict[str, Any]) -> Table:
 
     def cells(row: dict[str, Any]) -> list[str]:
         right = [f"{100 * row[f'{who}_right']:.0f} %" for who in ("present", "fresh")]
-        return [f"{row['to_prototype']:.3f}", *right, f"{100 * row['nearest_training']:.1f}",
-                f"{100 * row['between_training']:.1f}"]
+        return [f"{row['to_prototype']:.3f}", *right, f"{row['nearest_training']:.3f}",
+                f"{row['between_training']:.3f}"]
 
     for row in report["classes"]:
         table.add_row(escape(row["name"]), row["origin"], str(row["exemplars"]), *cells(row))

@@ -45,9 +45,9 @@ class Goals:
 
 @dataclass
 class Condensed:
-    """The latents, and the loss of what is stored (after quantising) before and after optimising."""
+    """What is stored of each exemplar, and its loss, decoded from these bytes, before and after optimising."""
 
-    z: Tensor
+    stored: list[bytes]
     before: float
     after: float
     trace: list[Tensor] = field(default_factory=list)
@@ -96,7 +96,8 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
 
     Quantising is straight-through, so what is optimised is what will be stored. `perturb` draws an image
     transform of F at every step; `maps` looks at several layers (used where `weights.layers` is set). Through a
-    decoder without gradients nothing can be optimised: the start is what is stored.
+    decoder without gradients nothing can be optimised: the start is what is stored. So it is where the steps have
+    made nothing better.
     """
     def look(images: Tensor) -> tuple[Tensor, Tensor | None]:
         if maps is None or not weights.layers or goals.layers is None:
@@ -107,8 +108,8 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
     z = start.detach().clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=lr)
 
-    def matched(stored: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        images = decoder.decode(stored)
+    def matched(latents: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        images = decoder.decode(latents).to(goals.target)
         seen, below = look(images if transform is None else transform(images))
         loss = condensation_loss(seen, goals, weights)
         if below is not None and goals.layers is not None:
@@ -118,16 +119,18 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
         return loss, seen
 
     @torch.no_grad()
-    def loss_of(stored: Tensor) -> float:
-        return float(matched(stored)[0])
+    def loss_of(stored: list[bytes]) -> float:
+        return float(matched(decoder.from_bytes(stored))[0])
 
-    result = Condensed(z.detach(), loss_of(decoder.quantise(z)), 0.0)
+    with torch.no_grad():
+        first = decoder.to_bytes(z)
+    result = Condensed(first, loss_of(first), 0.0)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        stored = decoder.draft(z)
-        loss, seen = matched(stored, perturb)
+        draft = decoder.draft(z)
+        loss, seen = matched(draft, perturb)
         if weights.natural:
-            near = stored.detach()
+            near = draft.detach()
             loss = loss + weights.natural * (z - near).square().mean() / near.square().mean().clamp_min(1e-12)
         # The sum over exemplars: AdamW's ε must not weigh more when there are many of them.
         (z.grad,) = torch.autograd.grad(len(z) * loss, z)
@@ -136,10 +139,12 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
             result.trace.append(seen.detach())
         if progress:
             progress(step + 1, steps)
+    result.after = result.before
     if steps:
-        # The last draft, not the codes nearest to z: it is the draft that the steps have made good.
-        result.z = decoder.quantise(decoder.draft(z)).detach()
-        result.after = loss_of(result.z)
-    else:  # as it was: a codec of pictures must not code twice what it stores once
-        result.after = result.before
+        # The last draft, coded by the full search, and not z: it is the draft that the steps have made good.
+        with torch.no_grad():
+            last = decoder.to_bytes(decoder.quantise(decoder.draft(z)))
+        after = loss_of(last)
+        if after < result.before:
+            result.stored, result.after = last, after
     return result

@@ -62,32 +62,37 @@ class CondensedMemory:
         if self.recipe.start == "random":
             return self.decoder.random(len(targets.labels), self.recipe.init_scale)
         if self.recipe.start == "nearest":
-            return self.decoder.encode(images_of(targets.nearest))
+            return self._encode(images_of(targets.nearest))
         return torch.stack([self._mean_latent(member.nonzero().flatten(), images_of) for member in targets.members])
 
     def _mean_latent(self, rows: Tensor, images_of: Callable[[Tensor], Tensor]) -> Tensor:
-        parts = [self.decoder.encode(images_of(part)).sum(0) for part in rows.split(256)]
-        return torch.stack(parts).sum(0) / len(rows)
+        return torch.stack([self._encode(images_of(part)).sum(0) for part in rows.split(256)]).sum(0) / len(rows)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        return self.decoder.encode(images.to(self.decoder.device))
 
     def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Tensor, per_class: int,
               progress: Callable[[int, int], None] | None = None, *, maps: Maps | None = None,
               layers: Tensor | None = None, images: Tensor | None = None) -> Condensed:
         """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them.
 
-        `layers` and `images` are further goals of the targets: what `maps` should say of them, and their pictures.
+        A class that returns with few samples gets few new exemplars: old ones stay beside them as far as there is
+        room. `layers` and `images` are further goals of the targets: what `maps` should say of them, their pictures.
         """
         goals = replace(self._goals(features, targets), layers=layers, images=images)
-        if self.recipe.refresh:
+        r, returning = self.recipe, targets.labels.unique().cpu()
+        if r.refresh:
             goals, start = self._with_the_others(features, goals, start, maps)
-        r = self.recipe
         made = condense(features, self.decoder, start, goals, weights=r.weights, steps=r.steps, lr=r.lr,
                         perturb=r.perturb, maps=maps, record=r.record, progress=progress)
         if r.record and made.trace:
             self.records = {"steps": torch.stack(made.trace).cpu(), "targets": goals.target.cpu(),
                             "labels": goals.labels.cpu()}
-        self.exemplars.drop_classes(goals.labels.unique().cpu())
-        slots = torch.arange(len(self.exemplars), len(self.exemplars) + len(goals.labels))
-        self.exemplars.put_latents(slots, made.z, goals.labels)
+        again = torch.isin(self.exemplars.labels, returning)
+        made_again = torch.isin(self.exemplars.labels, goals.labels.cpu()) & ~again
+        new = torch.arange(len(self.exemplars), len(self.exemplars) + len(goals.labels))
+        self.exemplars.put_stored(new, made.stored, goals.labels)
+        self.exemplars.keep(torch.cat([(~again & ~made_again).nonzero().flatten(), new, again.nonzero().flatten()]))
         self.exemplars.keep(self.exemplars.first_of_each(per_class))
         return made
 

@@ -52,14 +52,16 @@ def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, 
                  blend: int = 1) -> Targets:
     """`per_class` centres of each class over the rows in `keep`: its mean, or the centres of a clustering.
 
-    Each centre is the mean of `blend` samples or more, so a class of n rows has at most n // blend centres (one at
-    least): without that, many centres of few samples would be those samples.
+    Each centre is the mean of `blend` samples or more, so a class of n rows has at most n // blend centres, and none
+    if it has fewer rows: a mean of few samples would give them away.
     """
-    features, targets, nearest, members = [], [], [], []
+    features, targets, nearest, members = [z[:0]], [], [], []
     for label in classes:
         rows = ((labels == label) & keep).nonzero().flatten()
         unit = F.normalize(z[rows], dim=1)
-        k = max(min(per_class, len(rows) // blend), 1)
+        k = min(per_class, len(rows) // blend)
+        if not k:
+            continue
         group = k_means(unit, k) if k > 1 else torch.zeros_like(rows)
         for g in range(int(group.max()) + 1):
             inside = rows[group == g]
@@ -70,12 +72,13 @@ def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, 
             gap = (F.normalize(z[inside], dim=1) - F.normalize(centre, dim=0)).square().sum(1)
             member = torch.zeros(len(z), dtype=torch.bool, device=z.device)
             member[inside] = True
-            features.append(centre)
+            features.append(centre[None])
             targets.append(label)
             nearest.append(inside[gap.argmin()])
-            members.append(member)
-    return Targets(torch.stack(features), torch.tensor(targets, device=z.device), torch.stack(nearest),
-                   torch.stack(members))
+            members.append(member[None])
+    return Targets(torch.cat(features), torch.tensor(targets, dtype=torch.int64, device=z.device),
+                   torch.tensor(nearest, dtype=torch.int64, device=z.device),
+                   torch.cat([torch.zeros(0, len(z), dtype=torch.bool, device=z.device), *members]))
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,11 @@ from protocore.decoders.vqgan import load, shipped
 from protocore.decoders.webp import WebP
 from protocore.errors import DataError, UserError
 
-__all__ = ["DECODERS", "Decoder", "ImageShape", "decoder_named"]
+__all__ = ["DECODERS", "Decoder", "ImageShape", "decoder_named", "decoder_told", "is_told", "way_to"]
+
+_NUMBER = re.compile("[0-9]{1,9}")  # `isdigit` takes ² for a digit, which `int` does not
+_TOLD = re.compile("([A-Za-z0-9][A-Za-z0-9 _.+-]{0,63})(:[0-9]{1,9})?(,entropy)?")
+_SOURCES = {"vqgan": "FILE", "diffusers": "FOLDER-OR-HUB-ID", "taming": "FOLDER"}  # what only a user may name
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,9 @@ def _diffusers(shape: ImageShape, wish: Wish) -> Decoder:
 def _taming(shape: ImageShape, wish: Wish) -> Decoder:
     from protocore.decoders import taming
 
-    folder = Path(wish.plain(source=True).source)
-    configs, weights = sorted(folder.glob("*.yaml")), sorted(folder.glob("*.ckpt"))
-    if not wish.source or len(configs) != 1 or len(weights) != 1:
+    source = wish.plain(source=True).source
+    configs, weights = (sorted(Path(source).glob(kind)) if source else [] for kind in ("*.yaml", "*.ckpt"))
+    if len(configs) != 1 or len(weights) != 1:
         raise UserError(f"--codec {wish.name!r}: give taming:FOLDER, a folder with one .yaml and one .ckpt file "
                         f"(met {len(configs)} and {len(weights)})")
     return taming.load(configs[0], weights[0], shape)
@@ -99,12 +104,12 @@ def decoder_named(name: str, image_shape: ImageShape) -> Decoder:
         number = word.removeprefix("sweeps=")
         if kind == "vqgan" and word == "entropy":
             entropy = True
-        elif kind == "vqgan" and word != number and number.isdigit():
+        elif kind == "vqgan" and word != number and _NUMBER.fullmatch(number):
             sweeps = int(number)
         else:
             raise UserError(f"--codec {name!r}: {word!r} is no option of {kind}; vqgan takes sweeps=N and entropy")
     source, _, number = rest.rpartition(":")
-    if not number.isdigit():
+    if not _NUMBER.fullmatch(number):
         source, number = rest, ""
     try:
         wish = Wish(name, source, int(number) if number else None, sweeps, entropy)
@@ -114,3 +119,42 @@ def decoder_named(name: str, image_shape: ImageShape) -> Decoder:
     # What the ledger and the pack say; where a file lies is nobody else's business.
     decoder.codec = (f"{kind}:{number}" if number else kind) + (",entropy" if entropy else "")
     return decoder
+
+
+def is_told(codec: str) -> bool:
+    """Whether this is what `Decoder.codec` says: a bare name, a number, `,entropy`. It never says where a file lies."""
+    return _TOLD.fullmatch(codec) is not None
+
+
+def decoder_told(codec: str, image_shape: ImageShape) -> Decoder:
+    """The decoder of which a file says that it made its exemplars.
+
+    Whoever wrote the file chooses among what ships with the package, and nothing else: no path and no hub id of theirs
+    is opened. Where that is not enough, the `DataError` says how the user names the decoder.
+    """
+    told = _TOLD.fullmatch(codec)
+    if not told:
+        raise DataError(f"{codec[:80]!r} is no codec that a file may name: a file says a bare name, a number and "
+                        f"',entropy', e.g. vqgan:4; name the one that wrote it with --codec")
+    if told[1] not in ("pixels", "webp", "jpeg", "vqgan"):
+        raise DataError(f"the exemplars were written by the decoder {codec}: {way_to(codec)}")
+    try:
+        return decoder_named(codec, image_shape)
+    except UserError as error:
+        if told[1] != "vqgan":
+            raise DataError(f"the exemplars cannot be of the decoder {codec}: {error}") from None
+        if not isinstance(error, DataError):  # a library that is missing is no fault of the file
+            raise
+        raise DataError(f"the exemplars were written by the decoder {codec}, which is not the one that ships with "
+                        f"protocore ({error}): {way_to(codec)}") from None
+
+
+def way_to(codec: str) -> str:
+    """How a user gives the decoder that a file calls `codec`."""
+    kind = re.split("[:,]", codec, maxsplit=1)[0]
+    if kind not in DECODERS:
+        return f"give the one that wrote them from Python, as --codec knows no {kind!r}"
+    if kind not in _SOURCES:
+        return f"give the one that wrote them with --codec {codec}"
+    shipped_too = f" ({codec} alone takes the weights that ship with protocore)" if kind == "vqgan" else ""
+    return f"give the one that wrote them with --codec {kind}:{_SOURCES[kind]}{codec.removeprefix(kind)}{shipped_too}"

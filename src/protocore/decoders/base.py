@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 
@@ -19,11 +20,20 @@ class Decoder(ABC):
     """g of the paper with its inverse: image -> z -> bytes -> z -> image."""
 
     name: str
+    device = torch.device("cpu")  # where its weights are: latents and images are expected there
     differentiable: bool = True  # whether decode() passes gradients to z, so that z can be optimised through it
 
     def __init__(self, image_shape: ImageShape) -> None:
         self.image_shape = image_shape
         self.codec = self.name  # as --codec would say it, with its number
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the weights, if there are any: modules and tensors among the attributes."""
+        weights = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module | Tensor)}
+        if weights:
+            vars(self).update({name: value.to(device) for name, value in weights.items()})
+            self.device = torch.device(device)
+        return self
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:

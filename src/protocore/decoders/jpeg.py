@@ -20,7 +20,7 @@ from protocore.decoders.base import ImageShape
 from protocore.decoders.webp import PictureCodec
 from protocore.errors import DataError
 
-_DHT, _SOS = 0xC4, 0xDA
+_SOF, _DHT, _SOS = 0xC0, 0xC4, 0xDA
 _TABLES = bytes([0xFF, _DHT])
 _END = b"\xff\xd9"
 _MARKER = re.compile(rb"\xff(?!\x00)")
@@ -54,10 +54,18 @@ class JPEG(PictureCodec):
 
     @cached_property
     def _header(self) -> tuple[bytes, bytes, bytes]:
-        """The parts of every file: before the Huffman tables, the common tables, the start of the scan."""
+        """The parts of every file: before the Huffman tables, the common tables, the start of the scan.
+
+        They are those of a small blank, with the sides put into its frame segment: the shape may be a file's word, and
+        a blank of that size would take all the memory that it asks for.
+        """
         channels, height, width = self.image_shape
-        blank = Image.new("L" if channels == 1 else "RGB", (width, height))
-        return _parts(self.file(blank))[:3]
+        before, common, start, _ = _parts(self.file(Image.new("L" if channels == 1 else "RGB", (16, 16))))
+        at = 2
+        while before[at + 1] != _SOF:
+            at += 2 + _length(before, at)
+        at += 5  # behind marker, length and bits a sample
+        return before[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + before[at + 4 :], common, start
 
     def pack(self, picture: Image.Image) -> bytes:
         common, found = self._header[1], []

@@ -22,7 +22,7 @@ def reservoir_slots(seen: int, offered: int, capacity: int) -> tuple[Tensor, Ten
     number = torch.arange(seen, seen + offered)
     drawn = (torch.rand(offered, dtype=torch.float64) * (number + 1)).long()
     slot = torch.where(number < capacity, number, drawn)
-    last = torch.full((capacity,), -1)
+    last = torch.full((min(capacity, seen + offered),), -1)  # the slots that can be hit at all
     hit = (slot < capacity).nonzero().flatten()
     last.scatter_reduce_(0, slot[hit], hit, reduce="amax")  # the latest item that landed in each slot
     slots = (last >= 0).nonzero().flatten()

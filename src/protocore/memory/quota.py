@@ -12,11 +12,16 @@ HEADER_RESERVE = 96  # bytes of the file's header for each tensor, name and offs
 
 @dataclass(frozen=True)
 class Allowance:
-    """What the user allowed: --spc, --capacity, --budget (any of them may be None)."""
+    """What the user allowed: --spc, --capacity, --budget (any of them may be None).
+
+    `resuming`: the numbers come from a checkpoint in a moment. An estimate that differs now, because the memory is
+    not there yet, is no reason to refuse.
+    """
 
     spc: int | None = None
     capacity: int | None = None
     budget: int | None = None
+    resuming: bool = False
 
     def total(self, classes: int, row_bytes: int, other_bytes: int = 0, tensors: int = 4) -> int:
         """Exemplars in all for this many classes. `other_bytes` is what else the method keeps by then."""
@@ -28,7 +33,9 @@ class Allowance:
         if self.budget is not None:
             room = self.budget - other_bytes - HEADER_RESERVE * tensors
             fits = max(room, 0) // row_bytes
-            if fits < classes or (self.spc is not None and fits < self.spc * classes):
+            if self.resuming:
+                fits = max(fits, classes)
+            elif fits < classes or (self.spc is not None and fits < self.spc * classes):
                 self._refuse(classes, row_bytes, other_bytes, tensors, fits)
             limits.append(fits)
         if not limits:
@@ -51,6 +58,6 @@ class Allowance:
         raise BudgetError(
             f"--budget {self.budget:,} bytes cannot hold {classes} classes with {wanted} "
             f"exemplar{'s' * (wanted > 1)} each: an exemplar takes {row_bytes:,} bytes, everything else "
-            f"{other_bytes + header:,} bytes. {fitting} classes would fit{fewer}; "
+            f"{other_bytes + header:,} bytes. {fitting} class{'es' * (fitting != 1)} would fit{fewer}; "
             f"{classes} need --budget {needed + header}"
         )

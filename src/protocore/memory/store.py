@@ -50,15 +50,25 @@ class Codings:
 
     def images(self, stored: list[bytes]) -> Tensor:
         """What replay sees of them, uint8."""
-        if not stored:
-            return torch.empty(0, *self.decoder.image_shape, dtype=torch.uint8)
-        return to_uint8(self.decoder.decode(self.decoder.from_bytes(stored))).cpu()
+        made = torch.empty(len(stored), *self.decoder.image_shape, dtype=torch.uint8)
+        for at in range(0, len(stored), self._chunk):
+            part = stored[at : at + self._chunk]
+            made[at : at + len(part)] = to_uint8(self.decoder.decode(self.decoder.from_bytes(part)))
+        return made
 
     def forget(self) -> None:
         self._known = {}
 
     def _code(self, images: Tensor) -> list[bytes]:
-        return [] if not len(images) else self.decoder.to_bytes(self.decoder.encode(images.float() / 255))
+        stored: list[bytes] = []
+        for part in images.split(self._chunk) if len(images) else ():
+            stored += self.decoder.to_bytes(self.decoder.encode(part.to(self.decoder.device).float() / 255))
+        return stored
+
+    @property
+    def _chunk(self) -> int:
+        """Pictures that are coded at a time, so that a large store or large pictures take no more memory."""
+        return min(256, max(1, 2**20 // math.prod(self.decoder.image_shape)))
 
 
 @dataclass
@@ -130,15 +140,11 @@ class ExemplarStore:
         if self.decoder.lossless:
             self._write(slots, images.cpu(), labels.cpu(), None, columns)
         else:
-            self._put_stored(slots, self.codings.of(images), labels, columns)
+            self.put_stored(slots, self.codings.of(images), labels, **columns)
 
     @torch.no_grad()
-    def put_latents(self, slots: Tensor, z: Tensor, labels: Tensor, **columns: Tensor) -> None:
-        """Write latents; what replay sees afterwards is decoded from the stored bytes."""
-        self._put_stored(slots, self.decoder.to_bytes(z), labels, columns)
-
-    @torch.no_grad()
-    def _put_stored(self, slots: Tensor, stored: list[bytes], labels: Tensor, columns: Mapping[str, Tensor]) -> None:
+    def put_stored(self, slots: Tensor, stored: list[bytes], labels: Tensor, **columns: Tensor) -> None:
+        """Write what the decoder made of pictures; what replay sees afterwards is decoded from these bytes."""
         images = self.codings.images(stored)
         self._write(slots, images, labels.cpu(), None if self.decoder.lossless else stored, columns)
 
@@ -181,9 +187,6 @@ class ExemplarStore:
         if self._stored:
             self._stored = [self._stored[i] for i in slots.tolist()]
         self._length, self._order = count, None
-
-    def drop_classes(self, classes: Tensor) -> None:
-        self.keep(torch.isin(self.labels, classes, invert=True).nonzero().flatten())
 
     # -- reading -------------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class Tools:
     progress: Progress = lambda what, done, of: None
     on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
     build: Callable[[], Network] | None = None  # makes an untrained network like `net`, without classes
+    resuming: bool = False  # while a task is taken up from a checkpoint
 
     def __post_init__(self) -> None:
         self.codings = Codings(self.decoder)
@@ -57,7 +58,7 @@ class Tools:
     @property
     def allowance(self) -> Allowance:
         s = self.settings
-        return Allowance(s.spc, s.capacity, s.budget)
+        return Allowance(s.spc, s.capacity, s.budget, self.resuming)
 
     def store(self, name: str = "exemplars") -> ExemplarStore:
         return ExemplarStore(self.decoder, name, self.codings)
@@ -175,15 +176,18 @@ class Method:
 
     # -- helpers for end-of-task work ----------------------------------------------------------------------
 
+    def images(self, task: Task, rows: Tensor) -> Tensor:
+        """The task's images (uint8) as the network meets them: in codec space as the codec shows them."""
+        return task.take_coded(rows) if self.tools.space == "codec" else task.take(rows)
+
     @torch.no_grad()
     def pass_over(self, task: Task, size: int = 256) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(rows, features, labels) of the task's un-augmented images, the network in evaluation mode."""
         was_training = self.net.training
         self.net.eval()
         try:
-            take = task.take_coded if self.tools.space == "codec" else task.take
             for rows in torch.arange(len(task)).split(size):
-                x = self.tools.on_device(to_float(take(rows)))
+                x = self.tools.on_device(to_float(self.images(task, rows)))
                 yield rows, self.net.features(x), task.labels_of(rows).to(self.tools.device)
         finally:
             self.net.train(was_training)

@@ -64,10 +64,6 @@ class Drift(LwF):
         """Where the means of these classes are now, (C, d); z are the new features of the task's images."""
         raise TypeError(f"{type(self).__name__} moves nothing")
 
-    def images(self, task: Task, rows: Tensor) -> Tensor:
-        """uint8 images as the network sees them at test time."""
-        return task.take_coded(rows) if self.tools.space == "codec" else task.take(rows)
-
     def scores(self, x: Tensor) -> Tensor:
         z = self.net.features(x)
         if not len(self.means):

@@ -166,8 +166,7 @@ class ICaRL(Coreset):
         labels = self.task.labels_of(self.shown)
         last = rank_in_class(labels.flip(0)).flip(0) < SHOWN
         rows = self.shown[last & torch.isin(labels, self.store.classes, invert=True)]
-        take = self.task.take_coded if self.tools.space == "codec" else self.task.take
-        return take(rows), self.task.labels_of(rows)
+        return self.images(self.task, rows), self.task.labels_of(rows)
 
     # -- what is kept --------------------------------------------------------------------------------------
 

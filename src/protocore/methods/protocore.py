@@ -15,9 +15,11 @@ from protocore.condense.memory import CondensedMemory
 from protocore.condense.targets import Targets, believed, layer_goals, make_targets
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
+from protocore.errors import UserError
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss, radius
+from protocore.methods.means import at_home
 from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
 from protocore.methods.replay import Replay, sample_of, settle
 
@@ -48,7 +50,10 @@ class ProtoCore(Method):
         super().__init__(tools, options)
         o = options
         self.perturb = tools.augment if o.perturb == "auto" else augmentation(o.perturb)
-        recipe = recipe_of(o, self.perturb)
+        recipe = recipe_of(o, self.perturb, tools.decoder)
+        if o.target == "sample" and tools.space == "codec":
+            raise UserError("--target sample has no meaning with --replay-space codec: there the network sees nothing "
+                            "of a sample but its code; take --replay-space mix")
         self.blend = 1 if recipe.start == "nearest" else o.blend
         self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
@@ -148,19 +153,28 @@ class ProtoCore(Method):
             targets = make_targets(z, labels, classes, per_class, rows, self.blend)
             if self.options.target == "sample":
                 targets = replace(targets, features=z[targets.nearest])
-            start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
-            self.net.eval()
-            made = self.condensed.renew(
-                self.net.features, targets, self.tools.on_device(start), per_class,
-                lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
-                **self.further_goals(task, targets))
-            self.net.train()
+            if len(targets.labels):
+                self.condense(task, targets, per_class)
+            else:  # no class has samples enough for a blend; what is stored may still have to make room
+                self.exemplars.keep(self.exemplars.first_of_each(per_class))
             if self.options.record:
-                self.kept_records = self.condensed.records | {
-                    "real": z.cpu(), "real labels": labels.cpu(), "losses": torch.tensor([made.before, made.after])}
+                self.kept_records |= {"real": z.cpu(), "real labels": labels.cpu()}
+            # A class that only visits, with a few samples, keeps the prototype of the task that was about it.
+            home = at_home(task)
+            classes = [c for c in classes if c in home or c not in self.condensed.prototypes]
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
             self.condensed.prototypes.set(classes, means)
         settle(self.tools.settings.budget, self.exemplars, self.state)
+
+    def condense(self, task: Task, targets: Targets, per_class: int) -> None:
+        self.net.eval()
+        start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
+        made = self.condensed.renew(
+            self.net.features, targets, self.tools.on_device(start), per_class,
+            lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
+            **self.further_goals(task, targets))
+        self.net.train()
+        self.kept_records = self.condensed.records | {"losses": torch.tensor([made.before, made.after])}
 
     def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features, and the maps of the layers below them as one row an image."""
@@ -169,14 +183,13 @@ class ProtoCore(Method):
 
     def further_goals(self, task: Task, targets: Targets) -> dict[str, Tensor]:
         """What exemplars match besides the features, where it is asked for: maps of the layers, pixels."""
-        def images_of(rows: Tensor) -> Tensor:
-            return self.tools.on_device(to_float(task.take(rows.cpu())))
-
-        o, goals = self.options, {}
+        o, goals, show = self.options, {}, self.tools.on_device
         if o.match_layers:
-            goals["layers"] = layer_goals(lambda x: self.maps(x)[1], images_of, targets, of_sample=o.target == "sample")
+            goals["layers"] = layer_goals(
+                lambda x: self.maps(x)[1], lambda rows: show(to_float(self.images(task, rows.cpu()))), targets,
+                of_sample=o.target == "sample")
         if o.match_pixels:
-            goals["images"] = images_of(targets.nearest)
+            goals["images"] = show(to_float(task.take(targets.nearest.cpu())))
         return goals
 
     @torch.no_grad()
@@ -199,7 +212,7 @@ class ProtoCore(Method):
     # -- what is kept --------------------------------------------------------------------------------------
 
     def records(self) -> dict[str, Tensor]:
-        return self.kept_records
+        return self.kept_records if self.options.record else {}
 
     def stores(self) -> list[ExemplarStore]:
         return [self.exemplars] + ([self.real.store] if self.real else [])

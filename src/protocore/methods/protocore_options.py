@@ -10,6 +10,7 @@ from torch import Tensor
 from protocore.condense.loop import Weights
 from protocore.condense.memory import ORIGINS, STARTS, Recipe, start_for
 from protocore.config import Options, flag, option
+from protocore.decoders.base import Decoder
 from protocore.errors import UserError
 
 
@@ -41,7 +42,7 @@ class ProtoCoreOptions(Options):
     start: str = option("auto", "where z starts: random codes, the mean latent of the centre's samples, or the sample "
                         "nearest to the centre (auto: nearest if coded, mean if synthetic)", choices=STARTS)
     blend: int = option(5, "real samples that a synthetic exemplar stands for, at least: a class of n samples has at "
-                        "most n / blend of them", least=1)
+                        "most n / blend of them", least=2)
     target: str = option("centre", "what features match: the centre of the class, or the very sample that a coded "
                          "exemplar starts at (feature-aware coding)", choices=("centre", "sample"))
     match_layers: float = option(0.0, "weight of matching the maps of the layers below the features, too")
@@ -58,7 +59,7 @@ class ProtoCoreOptions(Options):
     prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes", least=1)
 
 
-def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor]) -> Recipe:
+def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], decoder: Decoder) -> Recipe:
     """How exemplars are made under these options; `perturb` are the transforms F of replay."""
     start = start_for(o.exemplars, o.start)
     coded = start == "nearest"
@@ -66,9 +67,15 @@ def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor]) -> Recip
         if not coded and getattr(o, wish) not in ("centre", 0.0):
             raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
                             "for no single picture")
-    steps = (0 if coded else 50) if o.condense_steps is None else o.condense_steps
-    if o.record and not steps:
-        raise UserError("--record has no steps to record: coded exemplars take none; give --condense-steps N")
+    steps = (0 if coded or not decoder.differentiable else 50) if o.condense_steps is None else o.condense_steps
+    if not decoder.differentiable and (steps or start == "random"):
+        raise UserError(f"--codec {decoder.codec} has no gradients, so exemplars cannot be optimised through it: "
+                        "leave out --condense-steps and --start random, or take --codec vqgan or pixels")
+    wishes = ("target", "match_layers", "match_pixels", "natural", "condense_perturb", "refresh", "record")
+    idle = [wish for wish in wishes if getattr(o, wish) not in ("centre", 0.0, False)]
+    if idle and not steps:
+        raise UserError(f"{flag(idle[0])} is about the steps of condensation, of which there are none (the default of "
+                        "coded exemplars): give --condense-steps N, for example 50")
     weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
     return Recipe(weights, steps, o.condense_lr, start, o.init_scale, perturb if o.condense_perturb else None,
                   o.refresh, o.target, o.record)

@@ -28,9 +28,10 @@ def settle(budget: int | None, store: ExemplarStore, kept: Callable[[], Mapping[
     """Where the size of an exemplar depends on the picture, drop what is over the budget after all.
 
     `kept()` is what the budget counts; `fewer(n)` leaves n exemplars of each class (unless given: the first ones).
+    As many as there are classes stay: if these are over the budget, that is an error, which the learner raises.
     """
-    fewer = fewer or (lambda n: store.keep(store.first_of_each(n)))
-    while budget is not None and len(store) and ledger_of(kept()).total > budget:
+    fewer, least = fewer or (lambda n: store.keep(store.first_of_each(n))), len(store.classes)
+    while budget is not None and len(store) > least and ledger_of(kept()).total > budget:
         fewer(max(store.counts().values()) - 1)
 
 
@@ -66,7 +67,7 @@ class Replay:
     def settle(self) -> None:
         filler, store = self.filler, self.store
         fewer = filler.resize if isinstance(filler, BalancedReservoir) \
-            else lambda _: filler.resize(len(store) - max(len(store) // 100, 1))
+            else lambda _: filler.resize(len(store) - max(len(store) // 100, 1))  # of the stream, not of each class
         settle(self.tools.settings.budget, store, self.tensors, fewer)
 
     def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:

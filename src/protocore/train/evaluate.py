@@ -23,7 +23,7 @@ def evaluate(learner: Learner, stream: Stream, tasks: int, coded: dict[int, torc
     """The first `tasks` tasks' test images, read in chunks. `coded` keeps those of codec space between calls."""
     row, coded = Row([], [], {}), {} if coded is None else coded
     for index, part in enumerate(stream.tests[:tasks]):
-        if learner.in_codec_space and index not in coded:
+        if learner.tools.space == "codec" and index not in coded:
             coded[index] = learner.through_codec(part.take(0, len(part.labels)))
         labels = torch.from_numpy(part.labels)
         classes = torch.tensor(part.classes)

@@ -56,11 +56,14 @@ class Learner:
         self.net.to(self.machine.device)
         if self.machine.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        decoder = decoder_named(s.codec, image_shape)
-        space = "raw" if decoder.lossless else "mix" if s.replay_space == "auto" else s.replay_space
+        decoder = decoder_named(s.codec, image_shape).to(self.machine.device)
+        method = method_named(s.method)
+        space = "mix" if s.replay_space == "auto" else s.replay_space
+        if decoder.lossless or not method.replays:  # there is no gap to close
+            space = "raw"
         self.tools = Tools(self.net, s, decoder, augmentation(s.augment), self.machine.device, space=space,
                            on_device=self.machine.images, build=build)
-        self.method = method_named(s.method)(self.tools, config.options)
+        self.method = method(self.tools, config.options)
         if self.method.extra is not None:
             self.method.extra.to(self.machine.device)
         self.classes_: list[str] = []
@@ -126,7 +129,7 @@ class Learner:
 
     def _code(self, task: Task) -> None:
         self.tools.codings.forget()
-        if self.tools.space != "raw" and self.method.replays:
+        if self.tools.space != "raw":
             with self.tools.timed("code"):
                 task.code(lambda images: self.through_codec(images, remember=True))
 
@@ -183,7 +186,7 @@ class Learner:
             raise UserError(f"images must have shape (N, {wanted}); met {tuple(x.shape)}")
         if not self.method.seen:
             raise UserError("this learner has learned nothing yet; call learn(task) first")
-        if self.in_codec_space and not coded:
+        if self.tools.space == "codec" and not coded:
             x = self.through_codec(x if x.dtype == torch.uint8 else to_uint8(x))
         self.net.eval()
         seen = torch.tensor(self.method.seen)
@@ -195,10 +198,6 @@ class Learner:
             full[:, seen] = raw[:, seen]
             parts.append(full)
         return torch.cat(parts) if parts else torch.empty(0, int(seen[-1]) + 1)
-
-    @property
-    def in_codec_space(self) -> bool:
-        return self.tools.space == "codec" and self.method.replays
 
     def predict(self, images: Tensor | np.ndarray) -> Tensor:
         """The class numbers of these images; `classes_[number]` is the name."""
@@ -258,7 +257,9 @@ class Learner:
             self.seconds, self.tools.seconds = dict(header["seconds"]), dict(header["inner_seconds"])
             self.images_learned = int(header["images"])
             if task is not None:
+                self.tools.resuming = True
                 self.method.begin_task(task)  # on an empty memory: it must not touch what is taken up now
+                self.tools.resuming = False
             self.method.load_state(part["method"])
             if task is not None:
                 self.method.load_scratch(part["scratch"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,11 +17,12 @@ from torch import Tensor
 
 from protocore.decoders.vqgan.config import VQGANConfig
 from protocore.decoders.vqgan.network import VQGAN
-from protocore.errors import DataError
+from protocore.errors import DataError, UserError
 from protocore.files import serialise, write_atomic
 
 FORMAT = "protocore-vqgan"
 VERSION = 1
+SUFFIX = ".safetensors"
 FREQUENCIES = "frequencies"  # a tensor of the file that a model may do without
 MAX_FILE_BYTES = 256 * 2**20
 _WEIGHTS = Path(__file__).parent.parent / "weights"
@@ -57,15 +60,27 @@ def save(model: VQGAN, path: Path) -> None:
     write_atomic(path, serialise(weights, header))
 
 
+def check_out(path: Path) -> None:
+    """Tell before a long training what would fail, or overwrite something, when its files are written."""
+    if path.suffix != SUFFIX:
+        raise UserError(f"{path}: the weights need a name that ends in {SUFFIX}, for example decoder{SUFFIX} "
+                        f"(a report goes to .json and a picture to .png beside them)")
+    trial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # as long as the name that `write_atomic` takes
+    try:
+        for written in (path, path.with_suffix(".json"), path.with_suffix(".png")):
+            if written.is_dir():
+                raise UserError(f"{written}: a folder, but a file is to be written there: choose another name")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch(exist_ok=False)
+        trial.unlink()
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}"
+        raise UserError(f"{path}: cannot be written ({why}): choose another place") from None
+
+
 def load_model(path: Path) -> VQGAN:
     """Read what `save` wrote; anything else raises `DataError` naming the file."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise DataError(f"{path}: {size} bytes is more than a decoder file may have ({MAX_FILE_BYTES})")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
+    raw = _read(path)
     header = _header(path, raw)
     config = _config(path, header)
     try:
@@ -99,6 +114,19 @@ def load_model(path: Path) -> VQGAN:
     model.quantiser.seed_averages()
     model.frequencies = None if frequencies is None else frequencies.float()
     return model
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may never answer, a device never end
+            raise DataError(f"{path}: a folder, pipe or device, not a file: give a file of `decoder train`")
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: more bytes than a decoder file may have ({MAX_FILE_BYTES}): give another file")
+    return raw
 
 
 def _header(path: Path, raw: bytes) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from protocore.decoders.padding import reflect_pad
@@ -16,6 +16,9 @@ from protocore.decoders.vqgan.codec import VQGANDecoder
 from protocore.decoders.vqgan.network import VQGAN
 
 Pictures = NDArray[np.uint8]
+_SIDE = 64  # pixels that a picture of reconstructions gives the longer side of each at least
+_PAGE = 1200  # its width, about; fewer pictures are shown where they are large
+_GAP = 4
 
 
 def psnr(images: Tensor, decoded: Tensor) -> Tensor:
@@ -75,15 +78,29 @@ def count_codes(model: VQGAN, arrays: Sequence[Pictures], pictures: int = 4000) 
 
 
 def picture_of(model: VQGAN, pictures: Pictures, stages: int) -> Image.Image:
-    """Up to 16 pictures in a row, each original above its reconstruction."""
-    shown = pictures[:16]
+    """Up to 16 pictures in a row above their reconstructions, enlarged where they are small, each row with its name."""
+    _, channels, height, width = pictures.shape
+    scale = -(-_SIDE // max(height, width))
+    shown = pictures[: min(16, max(4, _PAGE // (width * scale)))]
     decoder = VQGANDecoder(model, shape_of(shown), stages)
     images = torch.from_numpy(shown).float() / 255
     with torch.no_grad():
         decoded = decoder.decode(decoder.quantise(decoder.encode(images)))
-    bytes_ = (torch.stack([images, decoded]) * 255).round().to(torch.uint8)
-    grid = bytes_.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1).numpy()  # (2 H, N W, C)
-    return Image.fromarray(grid[:, :, 0] if grid.shape[2] == 1 else grid)
+    rows = {"original": shown, f"decoded, {decoder.exemplar_bytes} bytes": (decoded * 255).round().byte().numpy()}
+    font = ImageFont.load_default()
+    left = 4 * _GAP + max(int(font.getbbox(text)[2]) for text in rows)
+    across, down = width * scale + _GAP, height * scale + _GAP
+    mode, paper, ink = ("L", 255, 0) if channels == 1 else ("RGB", (255,) * 3, (0,) * 3)
+    page = Image.new(mode, (left + len(shown) * across, _GAP + len(rows) * down), paper)
+    draw = ImageDraw.Draw(page)
+    for i, (text, row) in enumerate(rows.items()):
+        top = _GAP + i * down
+        _, above, _, below = font.getbbox(text)
+        draw.text((2 * _GAP, top + (height * scale - above - below) // 2), text, ink, font)
+        for j, picture in enumerate(row.repeat(scale, 2).repeat(scale, 3)):
+            pixels = picture[0] if channels == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0))
+            page.paste(Image.fromarray(pixels), (left + j * across, top))
+    return page
 
 
 def shape_of(pictures: Pictures) -> tuple[int, int, int]:

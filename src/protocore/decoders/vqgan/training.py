@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from protocore.decoders.padding import reflect_pad
 from protocore.decoders.vqgan.codec import VQGANDecoder
 from protocore.decoders.vqgan.config import VQGANConfig
-from protocore.decoders.vqgan.files import load_model, save
+from protocore.decoders.vqgan.files import check_out, load_model, save
 from protocore.decoders.vqgan.measuring import Pictures, count_codes, evaluate, mse_of, picture_of, shape_of
 from protocore.decoders.vqgan.network import VQGAN
 from protocore.decoders.vqgan.quantiser import search
@@ -255,12 +255,16 @@ def train_decoder(
 
     `points` are the numbers of stages the decoder must serve (default: half of them and all), each with its
     share of the pictures: (4, 4, 8) gives 4 stages two thirds. `resume` starts at the weights of a file instead
-    of principal components. With `out`, writes the weights there (now and then while training), the report
-    beside them as .json and the reconstructions as .png. With `steps` the result depends on the arguments alone.
+    of principal components. With `out`, a .safetensors file, writes the weights there (now and then while
+    training), the report beside them as .json and the reconstructions as .png. With `steps` the result depends
+    on the arguments alone.
     """
     options = options or TrainingOptions()
-    if (minutes is None) == (steps is None) or (minutes or steps or 0) <= 0:
-        raise DataError(f"minutes is {minutes} and steps is {steps}: give one of them, above zero")
+    amounts = [amount for amount in (minutes, steps) if amount is not None]
+    if len(amounts) != 1 or not 0 < amounts[0] < math.inf:  # false for nan too, with which no training ends
+        raise DataError(f"minutes is {minutes} and steps is {steps}: give one of them, a number above zero")
+    if out is not None:
+        check_out(out)
     arrays = [images] if isinstance(images, np.ndarray) else list(images)
     arrays = [_checked("training pictures", a, config.channels) for a in arrays]
     held_out = _checked("held-out pictures", held_out, config.channels)
@@ -281,7 +285,7 @@ def train_decoder(
     while True:
         elapsed = (time.monotonic() - started) / 60
         done = trainer.steps / steps if steps is not None else elapsed / (minutes or 1.0)
-        if done >= 1:
+        if done >= 1 and curve:  # at least one step, so that there is a loss to report
             break
         row = trainer.step(done)
         curve.append(row["loss"])

@@ -12,14 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocore.decoders import is_told
 from protocore.errors import DataError
 from protocore.memory.ledger import Entry, Ledger
 from protocore.memory.pack.format import VERSION, Group, Info, by_prefix, groups_in, ints, origin_of
 
 MAX_SIDE = 2**16
+MAX_VALUES = 2**22  # of one picture, 1182 x 1182 in colour: a decoder may take 200 bytes of memory for each of them
 _COUNTS = (torch.uint8, torch.uint16, torch.int32)  # labels, lengths and counters
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class PackError(DataError):
+    """What was met is no whole pack: a file that is there, but damaged or not what it says."""
 
 
 class Judge:
@@ -30,7 +36,7 @@ class Judge:
         self.way_out = way_out
 
     def fail(self, expected: str, met: str) -> NoReturn:
-        raise DataError(f"{self.source}: expected {expected}, met {met}; {self.way_out}")
+        raise PackError(f"{self.source}: expected {expected}, met {met}; {self.way_out}")
 
     def need(self, holds: bool, expected: str, met: str = "", *, value: object = None) -> None:
         """`met` is told as it is; `value` is something of the file, told in short and with its odd signs escaped."""
@@ -41,6 +47,12 @@ class Judge:
 def short(value: object) -> str:
     told = repr(value)
     return told if len(told) <= 80 else f"{told[:77]}…"
+
+
+def plain(text: str, most: int = 120) -> str:
+    """A name of a file's as one short line: odd signs escaped, since some of them steer a terminal."""
+    told = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
+    return told if len(text) <= most else f"{told}…"
 
 
 def is_natural(value: object) -> bool:
@@ -63,8 +75,8 @@ def _is_hash(value: object) -> bool:
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "created": (is_text, "a text"),
     "method": (is_text, "a text"),
-    "image shape": (lambda v: are_naturals(v) and len(v) == 3 and all(0 < n <= MAX_SIDE for n in v),
-                    "channels, height and width"),
+    "image shape": (lambda v: are_naturals(v) and len(v) == 3 and all(0 < n <= MAX_SIDE for n in v)
+                    and math.prod(v) <= MAX_VALUES, f"channels, height and width of up to {MAX_VALUES:,} values"),
     "class names": (lambda v: isinstance(v, list) and all(map(is_text, v)), "a list of texts"),
     "groups": (lambda v: isinstance(v, dict), "an object"),
     "ledger": (lambda v: isinstance(v, list) and all(
@@ -95,7 +107,8 @@ def _read_group(name: str, entry: object, judge: Judge) -> Group:
     if not isinstance(entry, dict) or entry.keys() != {"decoder", "digest", "origin", "bytes"}:
         judge.fail(f"{what} with decoder, digest, origin and bytes", short(entry))
     may_be = [origin_of(name, lossless) for lossless in (True, False)]
-    judge.need(is_text(entry["decoder"]), f"{what} with a decoder's name", value=entry["decoder"])
+    judge.need(isinstance(entry["decoder"], str) and is_told(entry["decoder"]),
+               f"{what} with a decoder's name, at most a number and ',entropy' behind it", value=entry["decoder"])
     judge.need(_is_hash(entry["digest"]), f"{what} with a decoder digest of 64 hexadecimal digits",
                value=entry["digest"])
     judge.need(entry["origin"] in may_be, f"{what} of origin {' or '.join(dict.fromkeys(may_be))}",

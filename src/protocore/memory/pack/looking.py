@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from protocore.decoders.base import Decoder
+from protocore.decoders import Decoder, way_to
 from protocore.errors import DataError
 from protocore.memory.ledger import HEADER
+from protocore.memory.pack.checks import PackError, plain, short
 from protocore.memory.pack.format import Pack, by_origin, by_prefix, classes_of, ints, prefix_of
 from protocore.memory.pack.reading import read_pack
-from protocore.memory.pack.rows import take_apart
+from protocore.memory.pack.rows import rank, take_apart
 from protocore.memory.store import to_uint8
+
+_AT_ONCE = 2**20  # values of the pictures that are decoded together, as a store does it
 
 
 @dataclass(frozen=True)
@@ -73,33 +79,64 @@ def summary(pack: Pack) -> list[Line]:
     return lines
 
 
-def exemplars(pack: Pack, decoder: Decoder, group: str) -> tuple[Tensor, Tensor]:
-    """What replay sees of a group: uint8 images (n, C, H, W) and labels (int64)."""
+def exemplars(pack: Pack, decoder: Decoder, group: str, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """What replay sees of a group: uint8 images (n, C, H, W) and labels (int64); of each class the first `most`."""
     if group not in pack.info.groups:
-        raise DataError(f"the pack has no exemplar group {group!r}; it has {', '.join(pack.info.groups) or 'none'}")
-    said = pack.info.groups[group]
-    if decoder.digest != said.digest or tuple(decoder.image_shape) != pack.info.image_shape:
-        raise DataError(f"{group} were written by the decoder {said.decoder} ({said.digest[:12]}…) for images of "
-                        f"{pack.info.image_shape}; met {decoder.name} ({decoder.digest[:12]}…) for "
-                        f"{decoder.image_shape}: give the one that wrote them")
-    labels = torch.from_numpy(ints(pack.tensors[f"{group}/labels"]))
-    if decoder.lossless:
-        return pack.tensors[f"{group}/bytes"].reshape(len(labels), *decoder.image_shape).clone(), labels
+        there = ", ".join(map(plain, pack.info.groups)) or "none"
+        raise DataError(f"the pack has no exemplar group {short(group)}; it has {there}")
+    labels = ints(pack.tensors[f"{group}/labels"])
+    rows = np.arange(len(labels)) if most is None else np.flatnonzero(rank(labels) < most)
+    with _decoding(group):
+        images = torch.empty(len(rows), *pack.info.image_shape, dtype=torch.uint8)
+    at = 0
+    for part in _decode(pack, decoder, group, rows):
+        images[at : at + len(part)] = part
+        at += len(part)
+    return images, torch.from_numpy(labels[rows])
+
+
+def _decode(pack: Pack, decoder: Decoder, group: str, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+    """These exemplars of a group as uint8 images, some at a time: a short file may hold large pictures."""
+    said, shape = pack.info.groups[group], pack.info.image_shape
+    if decoder.digest != said.digest or tuple(decoder.image_shape) != shape:
+        raise DataError(f"{plain(group)} were written by the decoder {said.decoder} ({said.digest[:12]}…) for images "
+                        f"of {shape}; met {decoder.codec} ({decoder.digest[:12]}…) for {decoder.image_shape}: "
+                        f"{way_to(said.decoder)}")
     stored = take_apart(by_prefix(pack.tensors)[group]).stored
-    with torch.no_grad():
-        parts = [to_uint8(decoder.decode(decoder.from_bytes(stored[at : at + 256]))).cpu()
-                 for at in range(0, len(stored), 256)]
-    images = torch.cat(parts)
-    if images.shape != (len(labels), *decoder.image_shape):
-        raise DataError(f"{group} decode to {tuple(images.shape)}, expected {(len(labels), *decoder.image_shape)}")
-    return images, labels
+    chunk = min(256, max(1, _AT_ONCE // math.prod(shape)))
+    for at in range(0, len(rows), chunk):
+        part = [stored[i] for i in rows[at : at + chunk].tolist()]
+        with _decoding(group), torch.no_grad():
+            if decoder.lossless:
+                images = torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8).view(len(part), *shape)
+            else:
+                images = to_uint8(decoder.decode(decoder.from_bytes(part))).cpu()
+        if images.shape != (len(part), *shape):
+            raise DataError(f"{plain(group)} decode to {tuple(images.shape)}, expected {(len(part), *shape)}")
+        yield images
 
 
-def verify(path: Path, decoder: Decoder | None = None) -> list[Finding]:
-    """Everything that reading checks; with a decoder also that it is the right one and decodes every exemplar."""
+@contextmanager
+def _decoding(group: str) -> Iterator[None]:
+    """Whatever a codec says to bytes that are not its own is an error of the data."""
+    try:
+        yield
+    except MemoryError:
+        raise DataError(f"{plain(group)}: there is not enough memory to decode them; free some, or use a larger "
+                        f"machine") from None
+    except (ValueError, RuntimeError, OSError) as error:
+        raise DataError(f"{plain(group)} do not decode: {error}") from error
+
+
+def verify(path: Path, decoder: Decoder | Callable[[Pack], Decoder | None] | None = None) -> list[Finding]:
+    """Everything that reading checks; with a decoder also that it is the right one and decodes every exemplar.
+
+    `decoder` may be a function that finds it for the pack. A file that cannot be read at all raises `DataError`: only
+    what is there can be found whole or damaged.
+    """
     try:
         pack = read_pack(path)
-    except DataError as error:
+    except PackError as error:
         return [Finding(False, str(error))]
     info = pack.info
     found = [
@@ -110,18 +147,22 @@ def verify(path: Path, decoder: Decoder | None = None) -> list[Finding]:
     for name, t in pack.tensors.items():
         # Columns may hold NaN: a value that was never stored.
         if t.is_floating_point() and prefix_of(name) not in info.groups and not bool(t.isfinite().all()):
-            found.append(Finding(False, f"{name} holds values that are not finite"))
-    for name in info.groups:
-        found.append(_decoded(pack, name, decoder))
-    return found
+            found.append(Finding(False, f"{plain(name)} holds values that are not finite"))
+    try:
+        mine = decoder if decoder is None or isinstance(decoder, Decoder) else decoder(pack)
+    except DataError as error:
+        return [*found, Finding(False, str(error))]
+    return [*found, *(_decoded(pack, name, mine) for name in info.groups)]
 
 
 def _decoded(pack: Pack, group: str, decoder: Decoder | None) -> Finding:
-    said = pack.info.groups[group]
+    said, count = pack.info.groups[group], len(pack.tensors[f"{group}/labels"])
+    name = plain(group)
     if decoder is None:
-        return Finding(True, f"{group}: not decoded, as no decoder was given ({said.decoder}, {said.digest[:12]}…)")
+        return Finding(True, f"{name}: not decoded, as no decoder was given ({said.decoder}, {said.digest[:12]}…)")
     try:
-        images, _ = exemplars(pack, decoder, group)
-    except (DataError, ValueError, RuntimeError, OSError) as error:  # whatever a codec says to bytes not its own
-        return Finding(False, f"{group}: {error}")
-    return Finding(True, f"{group}: {len(images)} {said.origin} exemplars decode with {said.decoder}")
+        for _ in _decode(pack, decoder, group, np.arange(count)):
+            pass  # none is kept: all of them may be larger than the memory
+    except DataError as error:
+        return Finding(False, f"{name}: {error}")
+    return Finding(True, f"{name}: {count} {said.origin} exemplars decode with {said.decoder}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protocore.errors import DataError
 from protocore.memory.ledger import Ledger
-from protocore.memory.pack.checks import short
+from protocore.memory.pack.checks import plain, short
 from protocore.memory.pack.format import Group, Info, Pack, by_prefix, classes_of, ints, prefix_of, raw_bytes, sealed
 from protocore.memory.pack.rows import Rows, narrow, put_together, take_apart
 from protocore.memory.prototypes import to_int8
@@ -57,6 +57,20 @@ def merge(a: Pack, b: Pack) -> Pack:
                                  Ledger(tuple(shared.values()))))
 
 
+def averaged(a: Pack, b: Pack) -> list[str]:
+    """The classes with different prototypes in two packs that can be merged: `merge` takes the mean of each pair."""
+    first, second = _prototypes_by_name(a), _prototypes_by_name(b)
+    return [name for name, vector in first.items() if name in second and not torch.equal(vector, second[name])]
+
+
+def _prototypes_by_name(pack: Pack) -> dict[str, Tensor]:
+    mine = {k: t for k, t in pack.tensors.items() if prefix_of(k) == "prototypes"}
+    if not mine:
+        return {}
+    names = [pack.info.class_names[label] for label in ints(mine["prototypes/labels"])]
+    return dict(zip(names, _floats(mine, torch.float32)["prototypes/features"], strict=True))
+
+
 def _check_mergeable(a: Info, b: Info) -> None:
     if a.version != b.version or a.image_shape != b.image_shape:
         raise DataError(f"packs of version {a.version} for images of {a.image_shape} and of version {b.version} for "
@@ -68,17 +82,19 @@ def _check_mergeable(a: Info, b: Info) -> None:
     for info in (a, b):
         name, times = next(iter(Counter(info.class_names).most_common(1)), ("", 0))
         if times > 1:
-            raise DataError(f"classes are matched by name, but a pack has the name {name!r} {times} times: rename them")
+            raise DataError(f"classes are matched by name, but a pack has the name {short(name)} {times} times: "
+                            f"rename them")
     for group in a.groups.keys() & b.groups.keys():
         if a.groups[group] != b.groups[group]:
-            raise DataError(f"{group} differ: {a.groups[group]} and {b.groups[group]} cannot be merged")
+            raise DataError(f"{plain(group)} differ: {a.groups[group]} and {b.groups[group]} cannot be merged")
 
 
 def _renumbered(group: str, rows: Rows, renumber: NDArray[np.int64]) -> Rows:
     wide = [name for name, values in rows.columns.items() if values.ndim > 1]
     if wide and not np.array_equal(renumber, np.arange(len(renumber))):
-        raise DataError(f"{group}/{wide[0]} has several values an exemplar, which may be numbered by class, but the "
-                        f"second pack's classes get new numbers: merge packs that list their classes alike")
+        raise DataError(f"{plain(f'{group}/{wide[0]}')} has several values an exemplar, which may be numbered by "
+                        f"class, but the second pack's classes get new numbers: merge packs that list their classes "
+                        f"alike")
     labels, seen = renumber[rows.labels], rows.seen
     if seen is not None and rows.seen_by_class:
         seen = seen[np.argsort(renumber[np.unique(rows.labels)])]
@@ -88,7 +104,7 @@ def _renumbered(group: str, rows: Rows, renumber: NDArray[np.int64]) -> Rows:
 def _united(group: str, a: Rows, b: Rows) -> Rows:
     kinds = [{k: (v.dtype, v.shape[1:]) for k, v in rows.columns.items()} for rows in (a, b)]
     if kinds[0] != kinds[1] or a.form != b.form or (a.seen is None) != (b.seen is None):
-        raise DataError(f"{group} are kept in different ways and cannot be merged: the columns "
+        raise DataError(f"{plain(group)} are kept in different ways and cannot be merged: the columns "
                         f"{short(kinds[0])} of {a.form}, and {short(kinds[1])} of {b.form}")
     held = set(zip(a.labels.tolist(), a.stored, strict=True))
     new = [i for i, row in enumerate(zip(b.labels.tolist(), b.stored, strict=True)) if row not in held]
@@ -104,7 +120,7 @@ def _seen_by_both(group: str, a: Rows, b: Rows) -> NDArray[np.int64] | None:
         return None
     kinds = {rows.seen_by_class for rows in (a, b)} - {None}
     if len(kinds) > 1:
-        raise DataError(f"{group}/seen counts the whole stream in one pack and each class in the other: "
+        raise DataError(f"{plain(group)}/seen counts the whole stream in one pack and each class in the other: "
                         f"they cannot be merged")
     if kinds == {False}:
         return a.seen + b.seen
@@ -123,7 +139,7 @@ def _merged_rest(a: Pack, b: Pack, groups: Mapping[str, Group]) -> dict[str, Ten
         if x.dtype == y.dtype and x.shape == y.shape and np.array_equal(raw_bytes(x), raw_bytes(y)):
             continue
         if name != SIGMA or x.shape != y.shape:
-            raise DataError(f"{name} differs between the packs, and there is no rule to make one of two: "
+            raise DataError(f"{plain(name)} differs between the packs, and there is no rule to make one of two: "
                             f"merge packs of one run, or drop it from one of them")
         u, v = (max(len(classes_of(pack)), 1) for pack in (a, b))
         mean = (u * x.double() ** 2 + v * y.double() ** 2) / (u + v)
@@ -148,7 +164,7 @@ def _merged_prototypes(a: Pack, b: Pack, renumber: NDArray[np.int64]) -> dict[st
     shared = np.isin(old, new)
     further = sorted(k.partition("/")[2] for k in {*mine, *other} - {"prototypes/features", "prototypes/labels"})
     if further:
-        raise DataError(f"prototypes that carry {', '.join(further)} cannot be merged: only their method knows "
+        raise DataError(f"prototypes that carry {plain(', '.join(further))} cannot be merged: only their method knows "
                         "how; learn the classes with one learner instead")
     if x.shape[1] != y.shape[1] or x.dtype != y.dtype:
         raise DataError(f"prototypes of {x.shape[1]} values ({x.dtype}) and of {y.shape[1]} ({y.dtype}) cannot be "

@@ -32,7 +32,10 @@ _DEEPER[list(b"[{")], _DEEPER[list(b"]}")] = 1, -1
 
 
 def read_pack(path: Path) -> Pack:
-    """Read a pack, or raise `DataError`: in time and memory bounded by the size that the file really has."""
+    """Read a pack, in time and memory bounded by the size that the file really has.
+
+    A damaged file raises `PackError`; one that cannot be read at all another `DataError`.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
             raise DataError(f"{path}: expected a file, met a folder or device; give the path of a pack")

@@ -63,5 +63,15 @@ def put_together(group: str, rows: Rows) -> dict[str, Tensor]:
     return {f"{group}/{key}": t for key, t in made.items()}
 
 
+def rank(labels: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """The place of each exemplar among those of its class, when all are taken in this order (else as stored)."""
+    order = np.arange(len(labels)) if order is None else order
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    _, counts = np.unique(labels, return_counts=True)
+    place = np.empty(len(labels), dtype=np.int64)
+    place[by_class] = np.arange(len(labels)) - np.repeat(counts.cumsum() - counts, counts)
+    return place
+
+
 def narrow(numbers: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(numbers).to(smallest_dtype(int(numbers.max())))
