@@ -112,6 +112,29 @@ def test_a_stored_run_is_not_run_twice_unless_asked(capsys: pytest.CaptureFixtur
     assert stamp.stat().st_mtime_ns > before
 
 
+def test_a_folder_that_holds_another_run_is_not_taken_for_this_one(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "finetune", "digits", *FAST, "--out", "mine"]
+    result_of(capsys, *command)
+    result_of(capsys, *command, "--threads", "1")  # how fast it goes is not what it is
+    error = fails(capsys, *command, "--seed", "7")
+    for part in ("--out mine", "--seed 0 there, 7 now", "--again"):
+        assert part in error
+    assert result_of(capsys, *command, "--seed", "7", "--again")["settings"]["seed"] == 7
+
+
+@pytest.mark.parametrize("where", ["--out", "--runs"])
+def test_a_place_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str], where: str) -> None:
+    Path("file").write_text("")
+    error = fails(capsys, "run", "finetune", "digits", *FAST, where, "file/below")
+    assert "file/below" in error
+    assert "cannot be written" in error
+
+
+def test_data_of_a_benchmark_by_the_benchmarks_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", "cifar100-10", "--data-root", "nowhere"]) == 1
+    assert "cifar-100" in capsys.readouterr().out
+
+
 def test_flags_win_over_file_and_file_over_preset(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text('method = "er"\nbenchmark = "digits"\nlr = 0.01\nbatch = 16\n"images-per-class" = 10\n')
     result = result_of(capsys, "run", "--config", "run.toml", "--batch", "8", "--epochs", "1", "--spc", "1", "--quiet")

@@ -20,7 +20,7 @@ from protocore.decoders import decoder_named
 from protocore.decoders.pixels import Pixels
 from protocore.decoders.vqgan import VQGANConfig
 from protocore.decoders.vqgan.training import train_decoder
-from protocore.errors import DataError, UserError
+from protocore.errors import BudgetError, DataError, UserError
 from protocore.files import read_tensors
 from protocore.memory.pack import read_pack
 from protocore.memory.prototypes import PrototypeStore
@@ -223,9 +223,122 @@ def test_pictures_that_take_more_bytes_than_those_before_them_stay_within_the_bu
     assert store.counts()[3] < 35
 
 
-def test_a_record_of_no_steps_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--condense-steps N"):
-        run(configure(SMALL | {"record": True, "condense_steps": None}), tmp_path)
+@pytest.mark.parametrize(("method", "budget", "more"), [("er", 800, {"fill": "class"}), ("icarl", 700, {}),
+                                                         ("protocore", 2000, {})])
+def test_a_budget_that_cannot_hold_the_new_pictures_is_an_error_and_empties_no_memory(method, budget, more):
+    """The first pictures promised room; that the next ones take ten times as much shows after they are coded."""
+    flags = {"method": method, "codec": "webp:90", "budget": budget, "epochs": 1, "threads": 1, "width": 8}
+    learner = Learner(configure(flags | more), (1, 16, 16))
+    rng = np.random.default_rng(0)
+    blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
+    learner.learn(Task.from_arrays(blank, np.repeat([0, 1], 40)))
+    with pytest.raises(BudgetError, match=f"--budget {budget:,} bytes cannot hold 4 classes: "):
+        learner.learn(Task.from_arrays(noisy, np.repeat([2, 3], 40)))
+    assert learner.method.stores()[0].counts().keys() == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("method", ["er", "icarl"])
+def test_a_task_whose_pictures_look_larger_than_the_stored_ones_can_be_taken_up_again(method, tmp_path):
+    flags = {"method": method, "codec": "webp:90", "budget": 1900, "epochs": 1, "threads": 1, "width": 8}
+    rng = np.random.default_rng(0)
+    blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
+    first = Task.from_arrays(blank, np.repeat([0, 1], 40))
+    second = Task.from_arrays(noisy, np.repeat([2, 3], 40))
+    learner = Learner(configure(flags), (1, 16, 16))
+    learner.learn(first)
+    learner.begin(second)
+    learner.save(tmp_path / "inside")
+    again = Learner(configure(flags), (1, 16, 16))
+    again.restore(tmp_path / "inside", second)
+    assert again.method.stores()[0].counts() == learner.method.stores()[0].counts()
+
+
+@pytest.mark.parametrize(("exemplars", "few", "made"), [("coded", 3, 3), ("synthetic", 12, 2), ("synthetic", 3, 0)])
+def test_a_class_that_returns_with_few_samples_keeps_its_other_exemplars_and_its_prototype(exemplars, few, made):
+    flags = {"method": "protocore", "exemplars": exemplars, "codec": "vqgan:1", "spc": 8, "epochs": 1, "threads": 1,
+             "backbone": "mlp", "width": 16, "filter": False, "condense_steps": 2 if exemplars == "synthetic" else 0}
+    learner = Learner(configure(flags), SHAPE)
+    rng = np.random.default_rng(0)
+
+    def task(*counts):
+        labels = np.repeat(np.arange(len(counts)), counts)
+        return Task.from_arrays(rng.integers(0, 256, (len(labels), *SHAPE), np.uint8), labels)
+
+    learner.learn(task(60, 60))
+    store, prototypes = learner.method.condensed.exemplars, learner.method.condensed.prototypes
+    before, centre = store.tensors()[f"{store.name}/bytes"][store.slots_of(0)].clone(), prototypes.get([0])
+    learner.learn(task(few, 60, 60))
+    assert store.counts() == {0: 8, 1: 8, 2: 8}
+    after = store.tensors()[f"{store.name}/bytes"][store.slots_of(0)]
+    stayed = (after[:, None] == before[None]).all(2).any(1)
+    assert stayed.tolist() == [False] * made + [True] * (8 - made)
+    assert torch.equal(prototypes.get([0]), centre)
+
+
+def test_a_class_with_too_few_samples_for_a_blend_has_no_synthetic_exemplar():
+    flags = {"method": "protocore", "exemplars": "synthetic", "codec": "vqgan:1", "spc": 2, "epochs": 1, "threads": 1,
+             "backbone": "mlp", "width": 16}
+    learner = Learner(configure(flags), SHAPE)
+    images = np.random.default_rng(0).integers(0, 256, (24, *SHAPE), np.uint8)
+    learner.learn(Task.from_arrays(images[:4], [0] * 4))
+    assert len(learner.method.exemplars) == 0
+    learner.learn(Task.from_arrays(images, [0] * 4 + [1] * 20))
+    assert learner.method.exemplars.counts() == {1: 2}
+    assert learner.predict(images).shape == (24,)
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    ({"record": True}, "--record"), ({"target": "sample"}, "--target"), ({"match_layers": 1.0}, "--match-layers"),
+    ({"match_pixels": 1.0}, "--match-pixels"), ({"natural": 1.0}, "--natural"), ({"refresh": True}, "--refresh"),
+    ({"condense_perturb": True}, "--condense-perturb"),
+])
+def test_a_wish_for_the_steps_is_refused_where_there_are_none(flags, words, tmp_path):
+    with pytest.raises(UserError, match=f"{words} is about the steps .* --condense-steps N"):
+        run(configure(SMALL | flags | {"condense_steps": None}), tmp_path)
+
+
+@pytest.mark.parametrize("flags", [{"condense_steps": 3}, {"start": "random", "condense_steps": None},
+                                   {"preset": "paper", "condense_steps": None}])
+def test_nothing_is_optimised_through_a_codec_without_gradients(flags, tmp_path):
+    flags = {k: v for k, v in (SMALL | flags).items() if k != "condense_steps" or v is not None}
+    with pytest.raises(UserError, match=r"--codec webp has no gradients.* take --codec vqgan or pixels"):
+        run(configure(flags | {"codec": "webp"}), tmp_path)
+
+
+def test_in_codec_space_a_sample_has_no_features_but_those_of_its_code(tmp_path):
+    with pytest.raises(UserError, match=r"--target sample .* --replay-space mix"):
+        run(configure(SMALL | {"target": "sample", "codec": "vqgan:1", "replay_space": "codec"}), tmp_path)
+
+
+def test_without_replay_there_is_no_gap_for_a_codec_to_close(tmp_path):
+    flags = SMALL | {"method": "finetune"}
+    flags.pop("condense_steps")
+    plain, coded = (run(configure(flags | {"codec": codec}), tmp_path / codec) for codec in ("pixels", "webp"))
+    assert plain["class_incremental"] == coded["class_incremental"]
+
+
+@pytest.mark.parametrize("codec", ["vqgan:2", "vqgan:4"])
+def test_the_loss_that_is_told_is_that_of_the_bytes_that_are_stored(codec):
+    """A code that is coded again may become another one: what is measured must be read from the bytes."""
+    decoder = decoder_named(codec, SHAPE)
+    net, goal = features_net(), goals()
+    made = condense(net, decoder, decoder.encode(torch.rand(4, *SHAPE)).detach(), goal, weights=Weights(1, 0, 0),
+                    steps=10, lr=0.05)
+    seen = net(decoder.decode(decoder.from_bytes(made.stored)))
+    gap = (F.normalize(seen, dim=1) - F.normalize(goal.target, dim=1)).square().sum() / 4
+    assert made.after == pytest.approx(float(gap), rel=1e-5)
+    assert made.after < made.before
+
+
+def test_steps_that_make_nothing_better_are_taken_back():
+    decoder = decoder_named("vqgan:2", SHAPE)
+    net, start = features_net(), decoder.encode(torch.rand(4, *SHAPE)).detach()
+    first = decoder.to_bytes(start)
+    goal = goals()
+    reached = Goals(net(decoder.decode(decoder.from_bytes(first))), goal.previous, goal.anchor, goal.labels)
+    made = condense(net, decoder, start, reached, weights=Weights(1, 0, 0), steps=3, lr=0.5)
+    assert made.stored == first
+    assert made.before == made.after == pytest.approx(0, abs=1e-9)
 
 
 def test_the_record_of_the_steps_and_its_figure(tmp_path):

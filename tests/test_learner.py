@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+import protocore
 from protocore.data.benchmarks import open_stream
 from protocore.data.images import ArrayImages, ImageSet
 from protocore.data.stream import Stream, Task
@@ -125,6 +126,15 @@ def test_wrong_shapes_are_named():
 def test_a_task_of_wrong_arrays_is_refused(images, labels, says):
     with pytest.raises(UserError, match=says):
         make(method="finetune", epochs=1).learn(Task.from_arrays(images, labels))
+
+
+def test_a_learner_for_a_benchmark_by_its_name():
+    learner = protocore.learner("er", "digits", spc=3, epochs=1, tasks=2, threads=1)
+    stream = protocore.stream("digits", tasks=2)
+    for task in stream:
+        learner.learn(task, class_names=stream.class_names)
+    assert learner.classes_ == list("0123")
+    assert learner.settings.benchmark == "digits"
 
 
 # -- seconds ---------------------------------------------------------------------------------------------------

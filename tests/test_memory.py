@@ -415,6 +415,34 @@ def test_images_of_the_open_task_are_coded_once(codec: Codec, monkeypatch: pytes
     assert coded == [6, 2, 3]
 
 
+def test_a_large_store_is_coded_and_decoded_in_parts() -> None:
+    shape, sizes = (1, 2, 2), []
+
+    class Spy(Coarse):
+        def encode(self, images: Tensor) -> Tensor:
+            sizes.append(len(images))
+            return super().encode(images)
+
+        def decode(self, z: Tensor) -> Tensor:
+            sizes.append(len(z))
+            return super().decode(z)
+
+    images = pictures(600, shape)
+    store, again = ExemplarStore(Spy(shape)), ExemplarStore(Spy(shape))
+    store.add(images, torch.zeros(600, dtype=torch.int64))
+    again.load(store.tensors())
+    assert sizes == [256, 256, 88] * 3  # coded, decoded, and read again
+    assert torch.equal(store.images, again.images)
+
+
+def test_a_reservoir_may_be_as_large_as_one_likes() -> None:
+    store = ExemplarStore(Pixels((1, 2, 2)))
+    reservoir = Reservoir(store, 10**12)
+    for _ in range(2):
+        reservoir.offer(pictures(5, (1, 2, 2)), torch.arange(5))
+    assert store.labels.tolist() == [0, 1, 2, 3, 4] * 2
+
+
 def test_every_grey_value_survives_latents_and_what_replay_sees_is_what_is_stored() -> None:
     shape = (1, 16, 16)
     image = torch.arange(256, dtype=torch.uint8).view(1, *shape)
@@ -680,7 +708,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", fail)
-        with pytest.raises(UserError, match="file: cannot be written .disk full.; give another path"):
+        with pytest.raises(UserError, match=r"file: cannot be written \(disk full\); give another path"):
             write_atomic(path, b"new and longer")
     assert path.read_bytes() == b"old"
     assert [p.name for p in path.parent.iterdir()] == ["file"]

@@ -655,3 +655,12 @@ def test_shipped_grey_decoder_on_digits() -> None:
     digits = (load_digits(return_X_y=True)[0].reshape(-1, 1, 8, 8) * 255 / 16).round().astype(np.uint8)[-300:]
     told = evaluate(decoder.model, digits, decoder.stages)
     assert told["psnr"] > 21
+
+
+def test_a_decoder_moves_to_a_device_with_all_its_weights():
+    """`meta` stands for a device that holds no numbers: whatever stayed behind would raise."""
+    decoder = load(shipped(3)).to("meta")
+    assert decoder.device.type == "meta"
+    z = decoder.encode(torch.empty(2, 3, 32, 32, device="meta"))
+    assert z.device.type == decoder.quantise(z).device.type == decoder.draft(z).device.type == "meta"
+    assert decoder.decode(z).shape == (2, 3, 32, 32)

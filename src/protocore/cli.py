@@ -44,6 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"protocore: {error.filename}: {error.strerror}; give a path that can be read and written",
+              file=sys.stderr)
+        return 2
 
 
 def _dispatch(words: list[str]) -> int:
@@ -146,7 +152,8 @@ def _flags(group: Any, cls: type, name: str, skip: Sequence[str] = ()) -> None:
         if kind is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
         else:
-            group.add_argument(flag(field.name), help=text, metavar=kind.__name__.upper())
+            shape = "BYTES" if field.name == "budget" else kind.__name__.upper()
+            group.add_argument(flag(field.name), help=text, metavar=shape)
 
 
 def _like(where: str) -> dict[str, Any]:
@@ -195,12 +202,16 @@ def _name_files(console: Any, folder: Path) -> None:
 def _execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool = False, restart: bool = False,
              every: float = 30.0, quiet: bool = False, figures: bool = True) -> tuple[dict[str, Any], Path, bool]:
     """Run, or read a stored result: (result, folder, whether it was stored already)."""
-    from protocore.bench.results import is_finished, read_result, run_folder
+    from protocore.bench.results import differences, is_finished, read_result, run_folder
     from protocore.train.run import Interrupted, run
 
     folder = Path(out) if out else run_folder(runs, config)
     if is_finished(folder) and not (again or restart):
-        return read_result(folder), folder, True
+        result = read_result(folder)
+        if others := differences(result, config):
+            raise UserError(f"--out {folder} holds another run's result ({'; '.join(others[:3])}"
+                            f"{'; …' if len(others) > 3 else ''}): give another folder, or --again to run anew there")
+        return result, folder, True
     stop = _Stop()
     reporter = None if quiet else _Progress(config)
 
@@ -364,8 +375,8 @@ def _list(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     if arguments.what == "methods":
-        table = Table(title="methods (bytes a class: CIFAR-100, 20 exemplars a class as pixels where it keeps any)",
-                      title_justify="left", box=None, pad_edge=False)
+        table = Table(title="methods (bytes a class: CIFAR-100, its default number of exemplars a class as pixels, "
+                      "which is 20, and 1 for protocore)", title_justify="left", box=None, pad_edge=False)
         for heading in ("name", "paper", "keeps", "bytes a class", "fits", "checks"):
             table.add_column(heading, justify="right" if heading.startswith("bytes") else "left",
                              no_wrap=heading in ("name", "fits"), overflow="fold")
@@ -434,9 +445,17 @@ def _add_data(commands: Any) -> None:
     for verb, text, do in (("get", "download from the canonical address, with checksum and resume", _data_get),
                            ("check", "verify the files of a data set", _data_check)):
         command = verbs.add_parser(verb, help=text)
-        command.add_argument("name", help="cifar10, cifar100, mnist, fashion-mnist, tinyimagenet or imagenet")
+        command.add_argument("name", help="cifar10, cifar100, mnist, fashion-mnist, tinyimagenet or imagenet, or a "
+                             "benchmark that is made of one")
         command.add_argument("--data-root", help="folder of the data sets (else PROTOCORE_DATA, else data)")
         command.set_defaults(do=do)
+
+
+def _data_set(name: str) -> str:
+    """The data set of this name, or that a benchmark of this name is made of."""
+    from protocore.data.benchmarks import BENCHMARKS
+
+    return BENCHMARKS[name].source or name if name in BENCHMARKS else name
 
 
 def _data_get(arguments: argparse.Namespace) -> int:
@@ -454,7 +473,7 @@ def _data_get(arguments: argparse.Namespace) -> int:
                 items[name] = bar.add_task(name, total=total)
             bar.update(items[name], completed=done, total=total)
 
-        folder = get(arguments.name, data_root(arguments.data_root), progress=progress)
+        folder = get(_data_set(arguments.name), data_root(arguments.data_root), progress=progress)
     print(f"{arguments.name}: ready in {folder}")
     return 0
 
@@ -463,7 +482,7 @@ def _data_check(arguments: argparse.Namespace) -> int:
     from protocore.data.benchmarks import data_root
     from protocore.data.fetch import check
 
-    findings = check(arguments.name, data_root(arguments.data_root))
+    findings = check(_data_set(arguments.name), data_root(arguments.data_root))
     for finding in findings:
         text = finding.met if finding.ok else f"expected {finding.expected}; met {finding.met}"
         print(f"{finding.state}: {finding.path}: {text}")

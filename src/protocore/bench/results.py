@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from protocore.config import Resolved, format_bytes
+from protocore.config import Resolved, flag, format_bytes
 from protocore.errors import DataError
 from protocore.methods import METHODS
 
@@ -95,6 +95,17 @@ def run_folder(root: Path, config: Resolved) -> Path:
     digits = hashlib.sha256(canonical.encode()).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{s.method}-{s.benchmark}")[:NAME_LENGTH]
     return root / f"{readable}-{digits}-s{s.seed}"
+
+
+def differences(result: dict[str, Any], config: Resolved) -> list[str]:
+    """Settings that make a stored result another run than this one, in words."""
+    told = []
+    for part, values in (("settings", asdict(config.settings)), ("options", asdict(config.options))):
+        for name, value in values.items():
+            there = result[part].get(name, value)
+            if name not in BESIDE_THE_POINT and there != value:
+                told.append(f"{flag(name)} {there} there, {value} now")
+    return told
 
 
 def small(result: dict[str, Any]) -> dict[str, Any]:
