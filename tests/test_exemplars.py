@@ -239,7 +239,7 @@ def test_a_budget_that_cannot_hold_the_new_pictures_is_an_error_and_empties_no_m
 
 @pytest.mark.parametrize("method", ["er", "icarl"])
 def test_a_task_whose_pictures_look_larger_than_the_stored_ones_can_be_taken_up_again(method, tmp_path):
-    flags = {"method": method, "codec": "webp:90", "budget": 1900, "epochs": 1, "threads": 1, "width": 8}
+    flags = {"method": method, "codec": "webp:90", "budget": 1500, "epochs": 1, "threads": 1, "width": 8}
     rng = np.random.default_rng(0)
     blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
     first = Task.from_arrays(blank, np.repeat([0, 1], 40))
