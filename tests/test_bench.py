@@ -266,7 +266,7 @@ def test_bounds_are_recognised() -> None:
 def test_summary_table_golden() -> None:
     expected = {"method": "er spc 20 (25 real)", "A_T": "79.0", "A_L": "93.0", "Ā": "82.0", "forgetting": "18.7",
                 "task-inc. A_T": "97.5", "kept": "13.3 KB", "a class": "1.7 KB", "learn (s)": "12.3",
-                "condense (s)": "1.5"}
+                "memory (s)": "1.5"}
     assert summary_rows([made_up()]) == [expected]
     lines = text_of(summary_table([made_up(), joint()]))
     assert lines[0] == ["digits"]

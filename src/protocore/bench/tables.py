@@ -19,7 +19,7 @@ from protocore.train.metrics import Matrix
 NONE = "–"
 # Broken by hand so that the table fits into 80 columns.
 HEADINGS = {"forgetting": "for-\ngetting", "task-inc. A_T": "task-\ninc.\nA_T", "a class": "a\nclass",
-            "learn (s)": "learn\n(s)", "condense (s)": "con-\ndense\n(s)"}
+            "learn (s)": "learn\n(s)", "memory (s)": "mem-\nory\n(s)"}  # coding, selecting, condensing
 MOST_COLUMNS = 12  # of a matrix in a terminal
 HEALTH_LEGEND = (
     "to prototype: squared distance of normalised features; net: share of the exemplars that it gets right; to nearest "
@@ -54,7 +54,7 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
         }
         inner = [v for k, v in seconds.items() if k != "learn"]
         row["learn (s)"] = _seconds(seconds.get("learn", 0.0))
-        row["condense (s)"] = _seconds(sum(inner)) if inner else NONE
+        row["memory (s)"] = _seconds(sum(inner)) if inner else NONE
         rows.append(row)
     return rows
 
