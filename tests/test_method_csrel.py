@@ -15,7 +15,7 @@ from protocore.methods.base import Batch
 from protocore.methods.coreset import Pool
 from protocore.methods.csrel import CSReL, best, greedy, quota, sum_of_means
 from protocore.train.learner import Learner
-from protocore.train.run import Interrupted, configure, run
+from protocore.train.run import configure, run
 
 SHAPE = (1, 4, 4)
 ONE = torch.zeros(4, dtype=torch.int64)  # all candidates of one kind
@@ -445,15 +445,3 @@ def test_digits_online(tmp_path):
     memory = {row["name"]: row["rows"] for row in result["ledger"]}["exemplars/labels"]
     assert memory == 40
     assert result["task_incremental"]["A_T"] >= 60
-
-
-def test_a_run_stopped_inside_a_task_goes_on_bit_for_bit(tmp_path):
-    flags = DIGITS | {"images_per_class": 16, "tasks": 3, "epochs": 2, "batch": 8, "capacity": 12, "ref_epochs": 1}
-    whole = run(configure(flags), tmp_path / "whole")
-    steps = iter(range(100))
-    with pytest.raises(Interrupted):
-        run(configure(flags), tmp_path / "parts", stop=lambda: next(steps) == 11)
-    parts = run(configure(flags), tmp_path / "parts")
-    assert parts["class_incremental"]["R"] == whole["class_incremental"]["R"]
-    a, b = ((tmp_path / name / "memory.safetensors").read_bytes() for name in ("whole", "parts"))
-    assert a == b

@@ -12,7 +12,6 @@ from protocore.methods.base import Batch
 from protocore.methods.der import logit_distance, padded
 from protocore.train.learner import Learner
 from protocore.train.run import configure, run
-from test_resume import assert_same, outcome, run_in_pieces
 
 SHAPE = (1, 4, 4)
 NAN = float("nan")
@@ -310,18 +309,6 @@ def test_digits(flags, least, tmp_path):
 
 SMALL = {"benchmark": "digits", "images_per_class": 16, "epochs": 2, "batch": 8, "replay_batch": 8, "threads": 1,
          "width": 12}
-
-
-@pytest.mark.parametrize("flags", [
-    {"method": "derpp", "backbone": "mlp", "capacity": 12},
-    {"method": "der", "backbone": "mlp", "budget": 2500, "codec": "webp:10", "cflat": True},
-    {"method": "derpp", "width": 6, "norm": "batch", "spc": 2, "unseen": "mask", "blurry": 20},
-    {"method": "der", "backbone": "mlp", "capacity": 12, "online": True, "online_window": 40, "epochs": 1},
-])
-def test_a_run_stopped_again_and_again_ends_the_same(flags, tmp_path):
-    run(configure(SMALL | flags), tmp_path / "whole")
-    assert run_in_pieces(SMALL | flags, tmp_path / "pieces", every=7) >= 2
-    assert_same(outcome(tmp_path / "pieces"), outcome(tmp_path / "whole"))
 
 
 def test_one_class_a_task_of_two_images(tmp_path):

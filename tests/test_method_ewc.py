@@ -15,7 +15,6 @@ from protocore.methods.base import Batch
 from protocore.methods.ewc import diagonal_fisher, merged, penalty
 from protocore.train.learner import Learner
 from protocore.train.run import configure, run
-from test_resume import assert_same, outcome, run_in_pieces
 
 SHAPE = (1, 4, 4)
 
@@ -272,17 +271,6 @@ def test_digits(tmp_path):
 
 SMALL = {"benchmark": "digits", "method": "ewc", "images_per_class": 16, "epochs": 2, "batch": 8, "threads": 1,
          "backbone": "mlp", "width": 12}
-
-
-@pytest.mark.parametrize("flags", [
-    {"tasks": 3, "merge": "share"},
-    {"online": True, "online_window": 40, "epochs": 1},
-    {"backbone": "convnet", "width": 9, "norm": "batch", "tasks": 3, "cflat": True, "memory_format": "channels_last"},
-])
-def test_a_run_stopped_again_and_again_ends_the_same(flags, tmp_path):
-    run(configure(SMALL | flags), tmp_path / "whole")
-    assert run_in_pieces(SMALL | flags, tmp_path / "pieces", every=5) >= 2
-    assert_same(outcome(tmp_path / "pieces"), outcome(tmp_path / "whole"))
 
 
 def test_one_class_a_task_of_two_images(tmp_path):

@@ -1,6 +1,5 @@
 """LDC: linear drift is recovered, composed and applied to old classes only; and digits."""
 
-import json
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.methods.ldc import apply_map, moments, ridge_map
 from protocore.train.learner import Learner
-from protocore.train.run import Interrupted, configure, run
+from protocore.train.run import configure, run
 
 D = 8
 SMALL = {"method": "ldc", "backbone": "mlp", "width": D, "threads": 1, "epochs": 2, "batch": 8, "augment": "none",
@@ -229,18 +228,3 @@ def test_digits_and_what_the_map_is_good_for(tmp_path):
 def test_online(tmp_path, blurry):
     flags = DIGITS | {"online": True, "online_window": 100, "blurry": blurry}
     assert run(configure(flags), tmp_path)["class_incremental"]["A_T"] >= 60
-
-
-def test_a_run_stopped_inside_a_task_goes_on_with_the_same_teacher(tmp_path):
-    flags = SMALL | {"images_per_class": 20, "classes_per_task": 5, "augment": "crop1"}
-    run(configure(flags), tmp_path / "whole")
-    for every in (9, 30, 5, 1000):
-        asked: list[int] = []
-        try:
-            run(configure(flags), tmp_path / "pieces", stop=lambda a=asked, e=every: a.append(1) or len(a) >= e)
-        except Interrupted:
-            torch.manual_seed(every)
-    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "pieces"))
-    assert one["class_incremental"] == two["class_incremental"]
-    memories = [(tmp_path / name / "memory.safetensors").read_bytes() for name in ("whole", "pieces")]
-    assert memories[0] == memories[1]

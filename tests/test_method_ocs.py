@@ -1,6 +1,5 @@
 """OCS: the scores of its paper, which images of a batch are learned from, and what is kept."""
 
-import json
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from protocore.methods.gradients import mean_cosines, residuals, with_one
 from protocore.methods.ocs import affinity, scores, similarity_and_diversity
 from protocore.methods.picking import Picking
 from protocore.train.learner import Learner
-from protocore.train.run import Interrupted, configure, run
+from protocore.train.run import configure, run
 
 SHAPE = (1, 4, 4)
 P1 = torch.tensor([[1, 0], [0.9, 0.1], [0, 1], [-1, 0]]).double()
@@ -347,21 +346,3 @@ def test_an_online_stream(tmp_path):
     result = run(configure(SMALL | {"online": True, "online_window": 60, "tasks": 2, "spc": 10}), tmp_path)
     assert result["class_incremental"]["A_T"] >= 60
     assert result["bytes_kept"] > 0
-
-
-def test_a_run_stopped_inside_its_tasks_ends_the_same(tmp_path):
-    flags = SMALL | {"epochs": 3, "tasks": 3, "batch": 16, "replay_batch": 8, "images_per_class": 24, "spc": 5,
-                     "warmup": 2, "reference": 9}
-    run(configure(flags), tmp_path / "whole")
-    for _ in range(100):
-        asked: list[int] = []
-        try:
-            run(configure(flags), tmp_path / "pieces", checkpoint_seconds=1e9,
-                stop=lambda asked=asked: bool(asked.append(1)) or len(asked) >= 4)
-            break
-        except Interrupted:
-            continue
-    outcomes = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "pieces")]
-    assert outcomes[0]["class_incremental"] == outcomes[1]["class_incremental"]
-    memories = [(tmp_path / name / "memory.safetensors").read_bytes() for name in ("whole", "pieces")]
-    assert memories[0] == memories[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.files import read_tensors
 from protocore.methods import onpro
 from protocore.methods.base import Batch
 from protocore.methods.onpro import OnPro
@@ -40,7 +38,7 @@ from protocore.methods.onpro_losses import (
     similarity,
 )
 from protocore.train.learner import Learner
-from protocore.train.run import Interrupted, configure, run
+from protocore.train.run import configure, run
 
 SHAPE = (1, 4, 4)
 EPS = 1e-8
@@ -621,30 +619,6 @@ def test_digits_online(tmp_path):
     result = run(configure(FAST | flags), tmp_path)
     # Fine-tuning: 50 % at the most.
     assert result["class_incremental"]["A_T"] >= 55
-
-
-@pytest.mark.parametrize("flags", [{"spc": 3, "epochs": 2}, {"capacity": 12, "online": True, "online_window": 30}],
-                         ids=["offline", "online"])
-def test_a_run_stopped_inside_its_tasks_ends_the_same(flags, tmp_path):
-    small = FAST | {"images_per_class": 20, "batch": 5, "replay_batch": 10, "tasks": 3, "width": 12, "mixup_p": 0.8,
-                    "base_rate": 0.5} | flags
-    run(configure(small), tmp_path / "whole")
-    stops = 0
-    while not (tmp_path / "pieces" / "result.json").exists():
-        asked: list[int] = []
-        try:
-            run(configure(small), tmp_path / "pieces",
-                stop=lambda asked=asked: bool(asked.append(1)) or len(asked) >= 4)
-        except Interrupted:
-            stops += 1
-        assert stops < 40
-    assert stops >= 4
-
-    def outcome(folder: Path) -> dict[str, bytes]:
-        tensors, _ = read_tensors(folder / "learner.safetensors")
-        return {k: v.numpy().tobytes() for k, v in tensors.items() if not k.startswith("scratch/")}
-
-    assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("flags", [

@@ -1,6 +1,5 @@
 """PASS: the radius, the noise, each term of the loss by itself, and digits."""
 
-import json
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from protocore.errors import UserError
 from protocore.methods.base import Batch
 from protocore.methods.pass_ import augmented, frobenius, mean_deviation, radius, rotated
 from protocore.train.learner import Learner
-from protocore.train.run import Interrupted, configure, run
+from protocore.train.run import configure, run
 
 A = [(0, 0), (2, 0), (0, 4), (2, 4)]
 B = [(10, 10), (12, 10), (10, 12), (12, 12)]
@@ -237,18 +236,3 @@ def test_digits(tmp_path):
 def test_online(tmp_path, blurry):
     flags = DIGITS | {"online": True, "online_window": 100, "blurry": blurry}
     assert run(configure(flags), tmp_path)["class_incremental"]["A_T"] >= 30
-
-
-def test_a_run_stopped_inside_a_task_goes_on_with_the_same_teacher(tmp_path):
-    flags = SMALL | {"images_per_class": 20, "classes_per_task": 5, "augment": "crop1"}
-    run(configure(flags), tmp_path / "whole")
-    for every in (9, 34, 5, 1000):
-        asked: list[int] = []
-        try:
-            run(configure(flags), tmp_path / "pieces", stop=lambda a=asked, e=every: a.append(1) or len(a) >= e)
-        except Interrupted:
-            torch.manual_seed(every)
-    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "pieces"))
-    assert one["class_incremental"] == two["class_incremental"]
-    memories = [(tmp_path / name / "memory.safetensors").read_bytes() for name in ("whole", "pieces")]
-    assert memories[0] == memories[1]

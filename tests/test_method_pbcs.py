@@ -27,7 +27,7 @@ from protocore.methods.pbcs import (
 )
 from protocore.methods.simplex import project_capped_simplex
 from protocore.train.learner import Learner
-from protocore.train.run import Interrupted, configure, run
+from protocore.train.run import configure, run
 
 SHAPE = (1, 4, 4)
 C = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
@@ -430,15 +430,3 @@ def test_digits_online(tmp_path):
     result = run(configure(flags), tmp_path)
     assert {row["name"]: row["rows"] for row in result["ledger"]}["exemplars/labels"] == 40
     assert result["task_incremental"]["A_T"] >= 60
-
-
-def test_a_run_stopped_inside_a_task_goes_on_bit_for_bit(tmp_path):
-    flags = DIGITS | FEW | {"images_per_class": 16, "tasks": 3, "epochs": 2, "batch": 8, "capacity": 12}
-    whole = run(configure(flags), tmp_path / "whole")
-    steps = iter(range(100))
-    with pytest.raises(Interrupted):
-        run(configure(flags), tmp_path / "parts", stop=lambda: next(steps) == 11)
-    parts = run(configure(flags), tmp_path / "parts")
-    assert parts["class_incremental"]["R"] == whole["class_incremental"]["R"]
-    a, b = ((tmp_path / name / "memory.safetensors").read_bytes() for name in ("whole", "parts"))
-    assert a == b
