@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocore.decoders.base import Decoder
+from protocore.decoders.base import Decoder, ImageShape
 from protocore.errors import DataError
 
 _LABELS = (torch.uint8, torch.uint16, torch.int32)
@@ -20,6 +20,11 @@ _LABELS = (torch.uint8, torch.uint16, torch.int32)
 def smallest_dtype(largest: int) -> torch.dtype:
     """The narrowest type that holds class numbers up to `largest`: labels are bytes too."""
     return next(t for t in _LABELS if largest <= torch.iinfo(t).max)
+
+
+def at_once(image_shape: ImageShape) -> int:
+    """Pictures that are coded or decoded together, so that a large store or large pictures take no more memory."""
+    return min(256, max(1, 2**20 // math.prod(image_shape)))
 
 
 def to_uint8(images: Tensor) -> Tensor:
@@ -51,8 +56,9 @@ class Codings:
     def images(self, stored: list[bytes]) -> Tensor:
         """What replay sees of them, uint8."""
         made = torch.empty(len(stored), *self.decoder.image_shape, dtype=torch.uint8)
-        for at in range(0, len(stored), self._chunk):
-            part = stored[at : at + self._chunk]
+        size = at_once(self.decoder.image_shape)
+        for at in range(0, len(stored), size):
+            part = stored[at : at + size]
             made[at : at + len(part)] = to_uint8(self.decoder.decode(self.decoder.from_bytes(part)))
         return made
 
@@ -61,14 +67,9 @@ class Codings:
 
     def _code(self, images: Tensor) -> list[bytes]:
         stored: list[bytes] = []
-        for part in images.split(self._chunk) if len(images) else ():
+        for part in images.split(at_once(self.decoder.image_shape)) if len(images) else ():
             stored += self.decoder.to_bytes(self.decoder.encode(part.to(self.decoder.device).float() / 255))
         return stored
-
-    @property
-    def _chunk(self) -> int:
-        """Pictures that are coded at a time, so that a large store or large pictures take no more memory."""
-        return min(256, max(1, 2**20 // math.prod(self.decoder.image_shape)))
 
 
 @dataclass

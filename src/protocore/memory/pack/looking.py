@@ -21,9 +21,7 @@ from protocore.memory.pack.checks import PackError, plain, short
 from protocore.memory.pack.format import Pack, by_origin, by_prefix, classes_of, ints, prefix_of
 from protocore.memory.pack.reading import read_pack
 from protocore.memory.pack.rows import rank, take_apart
-from protocore.memory.store import to_uint8
-
-_AT_ONCE = 2**20  # values of the pictures that are decoded together, as a store does it
+from protocore.memory.store import at_once, to_uint8
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,9 @@ def _decode(pack: Pack, decoder: Decoder, group: str, rows: NDArray[np.int64]) -
                         f"of {shape}; met {decoder.codec} ({decoder.digest[:12]}…) for {decoder.image_shape}: "
                         f"{way_to(said.decoder)}")
     stored = take_apart(by_prefix(pack.tensors)[group]).stored
-    chunk = min(256, max(1, _AT_ONCE // math.prod(shape)))
-    for at in range(0, len(rows), chunk):
-        part = [stored[i] for i in rows[at : at + chunk].tolist()]
+    size = at_once(shape)
+    for at in range(0, len(rows), size):
+        part = [stored[i] for i in rows[at : at + size].tolist()]
         with _decoding(group), torch.no_grad():
             if decoder.lossless:
                 images = torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8).view(len(part), *shape)
