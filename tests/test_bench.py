@@ -614,7 +614,7 @@ def test_an_exemplar_that_is_a_late_training_picture_is_no_distance_away(
 ) -> None:
     monkeypatch.setenv("PROTOCORE_CACHE", str(tmp_path / "cache"))
     chance = np.random.default_rng(0)
-    for part, name, count in (("train", "a", 260), ("train", "b", 3), ("test", "a", 1), ("test", "b", 1)):
+    for part, name, count in (("train", "a", 260), ("train", "b", 1), ("test", "a", 1), ("test", "b", 1)):
         folder = tmp_path / "data" / part / name
         folder.mkdir(parents=True)
         for i in range(count):
@@ -629,6 +629,10 @@ def test_an_exemplar_that_is_a_late_training_picture_is_no_distance_away(
     assert row["exemplars"] > 200
     assert row["nearest_training"] == row["closest_training"] == 0
     assert row["between_training"] > 0.2
+    assert few["between_training"] is None  # a class of one picture
+    assert report["mean"]["real"]["between_training"] == pytest.approx(row["between_training"], abs=1e-4)
+    assert next(line for line in text_of(health_table(report)) if line[0] == "b")[-1] == "–"
+    json.loads((tmp_path / "run" / "health.json").read_text(), parse_constant=pytest.fail)  # no NaN
     rows, _, title, note = drawn
     assert title == f"exemplar | nearest training picture, first 4 of up to {row['exemplars']} exemplars"
     assert "gets right" in note

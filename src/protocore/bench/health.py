@@ -5,7 +5,7 @@ A report for people who have the data, made after the run: nothing of it goes ba
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class ClassHealth:
     fresh_right: float
     nearest_training: float  # mean distance of an exemplar to the nearest training picture of its class
     closest_training: float  # the smallest of them
-    between_training: float  # the same mean distance of a training picture to the nearest other one
+    between_training: float | None  # the same of a training picture to the nearest other one; None: it has none
 
 
 def health(folder: Path, *, data_root: str | None = None, steps: int = 600) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _class_health(learner: Learner, store: ExemplarStore, label: int, everything
         learner.classes_[label], origin, len(images), float(gap), float(present[:, label].mean()),
         float((present.argmax(1) == label).float().mean()), float(second[:, label].mean()),
         float((second.argmax(1) == label).float().mean()), float(near.mean()), float(near.min()),
-        float(among.mean()) if len(rows) > 1 else float("nan"),
+        float(among.mean()) if len(rows) > 1 else None,
     )
     return row, [(images[i].clone(), pictures[i].clone()) for i in range(min(len(images), SHOWN))]
 
@@ -187,10 +187,11 @@ def _softmax_of_seen(learner: Learner, images: Tensor) -> Tensor:
     return F.softmax(learner.scores(images, coded=True), 1)
 
 
-def _mean(rows: list[ClassHealth]) -> dict[str, dict[str, float]]:
-    """Means over the classes of each origin."""
-    numbers = [k for k, v in asdict(rows[0]).items() if isinstance(v, float)]
-    return {
-        origin: {k: round(float(np.mean([getattr(r, k) for r in rows if r.origin == origin])), 4) for k in numbers}
-        for origin in dict.fromkeys(r.origin for r in rows)
-    }
+def _mean(rows: list[ClassHealth]) -> dict[str, dict[str, float | None]]:
+    """Means over the classes of each origin that have a number."""
+    names = [known.name for known in fields(ClassHealth) if known.name not in ("name", "origin", "exemplars")]
+    made: dict[str, dict[str, float | None]] = {}
+    for origin in dict.fromkeys(r.origin for r in rows):
+        given = {k: [v for r in rows if r.origin == origin and (v := getattr(r, k)) is not None] for k in names}
+        made[origin] = {k: round(float(np.mean(values)), 4) if values else None for k, values in given.items()}
+    return made

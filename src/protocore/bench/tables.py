@@ -132,8 +132,9 @@ def health_table(report: dict[str, Any]) -> Table:
 
     def cells(row: dict[str, Any]) -> list[str]:
         right = [f"{100 * row[f'{who}_right']:.0f} %" for who in ("present", "fresh")]
+        between = row["between_training"]
         return [f"{row['to_prototype']:.3f}", *right, f"{row['nearest_training']:.3f}",
-                f"{row['between_training']:.3f}"]
+                NONE if between is None else f"{between:.3f}"]
 
     for row in report["classes"]:
         table.add_row(escape(row["name"]), row["origin"], str(row["exemplars"]), *cells(row))
