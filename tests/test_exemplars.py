@@ -278,11 +278,14 @@ def test_a_class_that_returns_with_few_samples_keeps_its_other_exemplars_and_its
 def test_a_class_with_too_few_samples_for_a_blend_has_no_synthetic_exemplar():
     flags = {"method": "protocore", "exemplars": "synthetic", "codec": "vqgan:1", "spc": 2, "epochs": 1, "threads": 1,
              "backbone": "mlp", "width": 16}
-    learner = Learner(configure(flags), SHAPE)
     images = np.random.default_rng(0).integers(0, 256, (24, *SHAPE), np.uint8)
-    learner.learn(Task.from_arrays(images[:4], [0] * 4))
+    few, both = (images[:4], [0] * 4), (images, [0] * 4 + [1] * 20)
+    with pytest.raises(UserError, match=r"class 0 comes with 4 samples.* --blend 5 .* --exemplars coded"):
+        Learner(configure(flags), SHAPE).learn(Task.from_arrays(*few))
+    learner = Learner(configure(flags | {"online": True}), SHAPE)  # where it may come again with more
+    learner.learn_window(Task.from_arrays(*few))
     assert len(learner.method.exemplars) == 0
-    learner.learn(Task.from_arrays(images, [0] * 4 + [1] * 20))
+    learner.learn_window(Task.from_arrays(*both))
     assert learner.method.exemplars.counts() == {1: 2}
     assert learner.predict(images).shape == (24,)
 

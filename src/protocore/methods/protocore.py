@@ -72,10 +72,22 @@ class ProtoCore(Method):
         counts = task.labels.bincount().double()
         self.about = float(torch.special.entr(counts / counts.sum()).sum().exp())
         self.per_class(task)  # a budget that cannot hold the new classes is an error now, not after the training
+        self.check_blend(counts)
         if self.real:
             self.real.make_room(len(self.seen), task, per_class=self.options.real)
         self.steps = 0
         self.renew_table()
+
+    def check_blend(self, counts: Tensor) -> None:
+        """A class that comes once, with too few samples for a blend, would be forgotten without a word."""
+        s, held = self.tools.settings, self.exemplars.counts()
+        if s.online or s.blurry or self.tools.resuming:  # it may come again with more, or has been let in already
+            return
+        for label in self.current:
+            if counts[label] < self.blend and label not in held:
+                raise UserError(f"class {label} comes with {int(counts[label])} samples, and a synthetic exemplar "
+                                f"stands for --blend {self.blend} or more, so that it gives none of them away: bring "
+                                "more of them, lower --blend (at least 2), or take --exemplars coded")
 
     def loss(self, batch: Batch) -> Tensor:
         o, now, n = self.options, len(batch.labels), self.tools.settings.replay_batch
