@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from protocore.methods.losses import class_means, masked_cross_entropy, prototype_distances, prototype_loss
+from protocore.methods.losses import (
+    class_means,
+    masked_cross_entropy,
+    mixed_prototypes,
+    prototype_distances,
+    prototype_loss,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +177,16 @@ def test_the_mean_of_a_class_without_rows_is_finite_and_counted_as_zero():
     means, counts = class_means(torch.ones(2, 3), torch.tensor([0, 0]), torch.tensor([0, 1]))
     assert counts.tolist() == [2, 0]
     assert torch.equal(means, torch.tensor([[1.0] * 3, [0.0] * 3]))
+
+
+@pytest.mark.parametrize("old_labels", [[], [4], [1, 7], [0, 1, 2]])
+def test_prototypes_of_old_classes_of_present_ones_and_of_both(old_labels):
+    z, labels = torch.randn(9, 4), torch.tensor([0, 1, 2] * 3)
+    old = torch.randn(len(old_labels), 4)
+    found, classes = mixed_prototypes(z, labels, old, torch.tensor(old_labels, dtype=torch.int64), 0.95)
+    assert sorted(classes.tolist()) == sorted({0, 1, 2, *old_labels})
+    for prototype, label in zip(found, classes.tolist(), strict=True):
+        stored = old[old_labels.index(label)] if label in old_labels else None
+        mean = torch.stack([z[i] for i in range(9) if labels[i] == label]).mean(0) if label < 3 else stored
+        both = stored is not None and label < 3
+        torch.testing.assert_close(prototype, 0.95 * stored + 0.05 * mean if both else mean)

@@ -61,3 +61,17 @@ def class_means(z: Tensor, labels: Tensor, classes: Tensor, keep: Tensor | None 
         member = member * keep.to(z.dtype)
     count = member.sum(1)
     return member @ z / count.clamp(min=1)[:, None], count
+
+
+def mixed_prototypes(z: Tensor, labels: Tensor, old: Tensor, old_labels: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Prototypes and their classes: batch means of the classes at hand, and the old ones of the others.
+
+    A class that is both keeps β of the old one (the paper's prototype of a returning class).
+    """
+    old, old_labels, present = old.to(z.device), old_labels.to(z.device), labels.unique()
+    means, _ = class_means(z, labels, present)
+    same = present[:, None] == old_labels[None, :]
+    mixed = beta * (same.to(z.dtype) @ old) + (1 - beta) * means
+    means = torch.where(same.any(1, keepdim=True), mixed, means)
+    stays = ~same.any(0)
+    return torch.cat([old[stays], means]), torch.cat([old_labels[stays], present])

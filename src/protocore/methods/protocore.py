@@ -18,7 +18,7 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.losses import class_means, masked_cross_entropy, prototype_loss, radius
+from protocore.methods.losses import class_means, masked_cross_entropy, mixed_prototypes, prototype_loss, radius
 from protocore.methods.means import at_home
 from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
 from protocore.methods.replay import Replay, sample_of, settle
@@ -103,7 +103,7 @@ class ProtoCore(Method):
         z, y = self.net.features(torch.cat(views)), torch.cat(labels)
         loss = z.sum() * 0
         if o.cur_pro or o.pre_pro:
-            p, classes = self.current_prototypes(z[:now], y[:now])
+            p, classes = mixed_prototypes(z[:now], y[:now], *self.table, o.beta)  # p^c of all classes that have one
             form = {"temperature": o.pro_temperature, "own_in_denominator": o.contrast == "prototypical"}
             loss = loss + o.cur_pro * prototype_loss(z[:now], y[:now], p, classes, **form)
             if len(y) > now:
@@ -122,17 +122,6 @@ class ProtoCore(Method):
         if share:
             loss = loss + o.task_pre * share * F.cross_entropy(logits[:now], y[:now])
         return loss
-
-    def current_prototypes(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """p^c of all classes that have one: the old ones' table, and the batch means of the current ones."""
-        old, old_labels = (t.to(z.device) for t in self.table)
-        present = labels.unique()
-        means, _ = class_means(z, labels, present)
-        same = present[:, None] == old_labels[None, :]  # returning classes: mixed by β
-        mixed = self.options.beta * (same.to(z.dtype) @ old) + (1 - self.options.beta) * means
-        means = torch.where(same.any(1, keepdim=True), mixed, means)
-        stays = ~same.any(0)
-        return torch.cat([old[stays], means]), torch.cat([old_labels[stays], present])
 
     def renew_table(self) -> None:
         """p^c of stored classes: mean over exemplars and transforms of f(h(ŝ)), at most TABLE_IMAGES of them."""
