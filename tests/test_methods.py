@@ -11,7 +11,6 @@ from protocore.train.run import configure, run
 
 # Options that make a method's selection short; what they mean is tested with each method.
 SHORT = {
-    "protocore": {"condense_steps": 2},
     "csrel": {"ref_epochs": 1, "selection_steps": 2, "proxy_steps": 2},
     "pbcs": {"outer_steps": 3, "inner_steps": 3},
     "onpro": {"variants": 1},
