@@ -91,14 +91,15 @@ def _print_table(file: Path, pack: Pack, lines: list[Line]) -> None:
 
     # Text, for a string would be read as markup, and these are words of the file.
     title = Text(plain(f"{file}: {pack.info.method}, images {pack.info.image_shape}", 400), style="table.title")
-    table = Table("part", "origin", "classes", "exemplars", "bytes", "a class", box=None, title_justify="left",
-                  title=title)
+    table = Table("part", "origin", "classes", "exemplars", "bytes", "a class", box=None)
     for line in lines:
         note = f" (shared; pays from {line.pays_from} classes)" if line.pays_from else ""
         a_class = "" if line.class_bytes is None else format_bytes(line.class_bytes)
         table.add_row(Text(plain(line.part) + note), line.origin, str(line.classes or ""), str(line.exemplars or ""),
                       f"{line.bytes:,}", a_class)
-    Console().print(table)
+    console = Console()
+    console.print(title, soft_wrap=True)  # a table would break it at its own width
+    console.print(table)
 
 
 def _draw(pack: Pack, decoder: Decoder, path: Path) -> None:
