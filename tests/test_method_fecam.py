@@ -7,7 +7,8 @@ import torch
 
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.methods.fecam import Covariances, correlation, covariance, distances, pooled, shrunk, tukey
+from protocore.memory.covariances import Covariances
+from protocore.methods.fecam import correlation, covariance, distances, pooled, shrunk, tukey
 from protocore.train.learner import Learner
 from protocore.train.run import configure, run
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
+from protocore.memory.covariances import Covariances
 from protocore.memory.ledger import check_budget, ledger_of
-from protocore.memory.prototypes import DTYPES
 from protocore.methods.base import Tools
 from protocore.methods.finetune import Finetune
 from protocore.methods.means import ClassMeans, at_home, by_class
@@ -68,51 +68,6 @@ def distances(x: Tensor, means: Tensor, inverses: Sequence[Tensor]) -> Tensor:
 def pooled(one: Tensor, n: int, other: Tensor, m: int) -> Tensor:
     """The covariance within two parts of a class, of n and m rows."""
     return ((n - 1) * one + (m - 1) * other) / max(n + m - 2, 1)
-
-
-class Covariances:
-    """Symmetric matrices by number. What is stored of one is its upper triangle over its mean variance, and that.
-
-    So half precision holds the features of any scale, and no entry is stored twice.
-    """
-
-    def __init__(self, dim: int, dtype: str, name: str) -> None:
-        self.dim, self.name = dim, name
-        self._dtype = DTYPES[dtype]
-        self._at = torch.triu_indices(dim, dim)
-        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._rows
-
-    def set(self, number: int, cov: Tensor) -> None:
-        mean = cov.diagonal().mean()
-        scale = (mean if mean > 0 else torch.ones_like(mean)).float().cpu()
-        self._rows[number] = (cov[self._at[0], self._at[1]].cpu() / scale).to(self._dtype), scale
-
-    def get(self, number: int) -> Tensor:
-        """float64 (d, d)."""
-        triangle, scale = self._rows[number]
-        upper = torch.zeros(self.dim, self.dim, dtype=torch.float64)
-        upper[self._at[0], self._at[1]] = triangle.double() * scale.double()
-        return upper + upper.T - upper.diagonal().diag()
-
-    def tensors(self) -> dict[str, Tensor]:
-        rows = [self._rows[number] for number in sorted(self._rows)]
-        return {f"{self.name}/triangles": torch.stack([triangle for triangle, _ in rows]),
-                f"{self.name}/scales": torch.stack([scale for _, scale in rows])} if rows else {}
-
-    def load(self, tensors: Mapping[str, Tensor], numbers: Sequence[int]) -> None:
-        triangles, scales = (tensors.get(f"{self.name}/{key}") for key in ("triangles", "scales"))
-        self._rows = {}
-        if triangles is not None and scales is not None:
-            rows = zip(numbers, triangles, scales, strict=True)
-            self._rows = {number: (triangle.to(self._dtype), scale.clone()) for number, triangle, scale in rows}
-
-    def planned(self, count: int) -> dict[str, Tensor]:
-        """What `tensors` will be of so many matrices."""
-        triangles = torch.zeros(1, dtype=self._dtype).expand(count, self._at.shape[1])
-        return {f"{self.name}/triangles": triangles, f"{self.name}/scales": torch.zeros(count)}
 
 
 @dataclass(frozen=True)
