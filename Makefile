@@ -3,13 +3,24 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check tables overhead clean
+# What computes with floats: losses, methods, condensation, codecs and what they stand on
+NUMERIC := $(wildcard tests/test_method_*.py) $(patsubst %,tests/test_%.py,augment backbones cflat codecs condense er \
+    exemplars gradients loop losses means metrics protocore selection simplex vqgan)
+
+.PHONY: demo test test-numeric test-portable check tables overhead clean
 
 demo: $(STAMP)  ## Learn the embedded digits with three methods; a table and pictures
 	$(BIN)/protocore demo
 
 test: $(STAMP) check  ## Lint, types, import contracts, then every test
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2
+
+test-numeric: $(STAMP)  ## The tests that compute, without the vector instructions of newer processors
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
+	    $(BIN)/python -m pytest -n 2 $(NUMERIC)
+
+test-portable: $(STAMP)  ## Every test under every instruction set that the processor has, with 1 and 2 threads
+	$(BIN)/python benchmarks/portable.py $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -59,7 +59,12 @@ METHODS = {
         "finetune", "er", "der", "derpp", "icarl", "rm", "ocs", "bcsr", "pbcs", "csrel", "onpro", "cflat", "lwf", "ewc",
         "ldc", "adc", "fecam", "pass", "joint",
     )
-} | {"protocore": "protocore", "protocore-codes": "protocore --codec vqgan:4"}
+} | {
+    "protocore": "protocore",
+    "protocore-codes": "protocore --codec vqgan:4",
+    # Few steps: without labels, stored logits need all outputs, and a weight that does not shrink with their number.
+    "der": "der --full-head --distance norm --alpha 0.1",
+}
 WITHOUT_EXEMPLARS = ("finetune", "lwf", "ewc", "ldc", "adc", "fecam", "pass", "joint")
 METHODS = {row: words if row in WITHOUT_EXEMPLARS else f"{words} --spc 20" for row, words in METHODS.items()}
 

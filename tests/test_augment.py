@@ -143,7 +143,7 @@ def test_crops_keep_shape_type_and_range() -> None:
         assert out.shape == images.shape
         assert out.dtype == dtype
         assert float(out.min()) >= 0
-        assert float(out.max()) <= 1
+        assert float(out.max()) <= 1 + 1e-6  # the weights of neighbours add up to 1 but for their rounding
     flat = torch.full((20, 1, 8, 8), 0.7)
     assert torch.allclose(resized_crop(flat), flat)  # nothing comes in from outside the image
 

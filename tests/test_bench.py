@@ -191,7 +191,7 @@ def test_folder_name_follows_every_setting_that_matters() -> None:
     assert re.fullmatch(r"protocore-digits-[0-9a-f]{8}-s3", name)
     fields = [f.name for part in (config.settings, config.options) for f in dataclasses.fields(part)]
     names = {field: run_folder(root, changed(config, field)).name for field in fields}
-    beside = {"data_root", "threads", "memory_format"}
+    beside = {"data_root", "strict", "threads", "memory_format"}  # strict: the same data or an error
     assert {field for field in fields if names[field] == name} == beside
     others = [n for field, n in names.items() if field not in beside]
     assert len(set(others)) == len(others), "each change has a folder of its own"

@@ -225,6 +225,56 @@ def test_four_evaluations_a_step_from_the_second_task_on(first, each):
     assert counts == [3 * n for n in each]
 
 
+def evaluations(windows, **flags) -> list[int]:
+    """Forward passes a step in each window of an online stream."""
+    mine = learner(online=True, batch=6, **flags)
+    seen, counts = passes(mine), []
+    for number, labels in enumerate(windows):
+        mine.learn_window(task_of(labels, seed=number))
+        counts.append(len(seen) - sum(counts))
+    return [count // (len(labels) // 6) for count, labels in zip(counts, windows, strict=True)]
+
+
+FIRST, SECOND, BORDER = [0, 1] * 9, [2, 3] * 9, [0, 1, 2] * 6
+
+
+@pytest.mark.parametrize(("windows", "expected"), [
+    ([FIRST, FIRST, FIRST, SECOND, SECOND], [1, 1, 1, 4, 4]),
+    ([FIRST, FIRST, BORDER, SECOND, FIRST], [1, 1, 4, 4, 4]),  # a class that is not new any more does not end it
+    ([FIRST, [0] * 18, [1] * 18, SECOND], [1, 1, 1, 4]),
+])
+def test_an_online_stream_is_flat_from_the_second_task_on_not_from_the_second_window(windows, expected):
+    assert evaluations(windows) == expected
+    assert evaluations(windows, cflat_first=True) == [4] * len(windows)
+
+
+def test_in_a_blurry_online_stream_the_first_task_is_the_first_window():
+    assert evaluations([FIRST + SECOND] * 3, blurry=20) == [1, 4, 4]
+
+
+def test_the_second_phase_of_a_first_window_is_plain_like_the_first():
+    mine = learner(method="rm", online=True, cflat=True, epochs=2, cutmix=0.0)
+    steps: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("protocore.train.loop.flat_step", lambda *a: steps.append(len(steps)) or flat_step(*a))
+        mine.learn_window(task_of(FIRST))
+        assert not steps
+        mine.learn_window(task_of(SECOND, seed=1))
+    assert len(steps) > 3  # the window's three, and those of the phase after it
+
+
+def test_a_learner_that_is_taken_up_knows_whether_the_first_task_is_over(tmp_path):
+    for before, each in (([FIRST], 1), ([FIRST, SECOND], 4)):
+        mine, other = learner(online=True), learner(online=True)
+        for number, labels in enumerate(before):
+            mine.learn_window(task_of(labels, seed=number))
+        mine.save(tmp_path / "checkpoint.safetensors")
+        other.restore(tmp_path / "checkpoint.safetensors")
+        seen = passes(other)
+        other.learn_window(task_of(FIRST, seed=7))
+        assert len(seen) == 3 * each
+
+
 def test_the_four_evaluations_see_the_same_images_under_the_same_augmentation():
     mine = learner(cflat_first=True)
     mine.tools.augment = lambda images: to_float(images) + torch.rand(len(images), 1, 1, 1)

@@ -236,7 +236,11 @@ def test_every_method_benchmark_and_preset_go_together(method: str, benchmark: s
     result = configure({"method": method, "benchmark": benchmark, "preset": preset})
     assert (result.settings.method, result.settings.benchmark, result.settings.preset) == (method, benchmark, preset)
     values = {**vars(result.settings), **vars(result.options)}
-    asked = {**BENCHMARKS[benchmark].presets.get(preset, {}), **METHODS[method].presets.get(preset, {})}
+    asked = dict(BENCHMARKS[benchmark].presets.get(preset, {}))
+    for key, layer in METHODS[method].presets.items():
+        words = key.split()
+        if words[0] == preset and all(w == BENCHMARKS[benchmark].source or values.get(w) is True for w in words[1:]):
+            asked |= layer
     assert {name: values[name] for name in asked} == asked
 
 
@@ -305,3 +309,103 @@ def test_a_word_for_no_does_not_switch_online_on() -> None:
     """A file may say `online = "no"`: the batch size of online runs must not come with it."""
     assert configure({"method": "er", "benchmark": "digits", "online": "no"}).settings.batch == 32
     assert configure({"method": "er", "benchmark": "digits", "online": "yes"}).settings.batch == 10
+
+
+# -- presets that are published recipes ----------------------------------------------------------------------
+
+
+def paper(method: str, benchmark: str = "cifar100-10", **flags: Any) -> dict[str, Any]:
+    result = configure({"method": method, "benchmark": benchmark, "preset": "paper", **flags})
+    return {**vars(result.settings), **vars(result.options)}
+
+
+SGD = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+STEPS = {"schedule": "steps:35,45", "epochs": 50}
+
+
+@pytest.mark.parametrize(("method", "benchmark", "published"), [
+    ("finetune", "cifar10", SGD | {"lr": 0.1, "batch": 32, "epochs": 50, "schedule": "constant"}),
+    ("finetune", "cifar100-10", SGD | STEPS | {"lr": 0.03, "batch": 32}),
+    ("finetune", "tinyimagenet-20", SGD | {"lr": 0.03, "batch": 32, "epochs": 100, "schedule": "constant"}),
+    ("joint", "cifar100-50", SGD | STEPS | {"lr": 0.03, "batch": 32}),
+    ("er", "cifar10", SGD | {"lr": 0.1, "batch": 32, "replay_batch": 32, "epochs": 50, "schedule": "constant"}),
+    ("er", "cifar100-10", SGD | STEPS | {"lr": 0.1, "batch": 32, "replay_batch": 32}),
+    ("pbcs", "cifar100-10", SGD | {"lr": 0.1, "batch": 32, "replay_batch": 32, "epochs": 50, "outer_steps": 2000}),
+    ("der", "cifar100-10", SGD | STEPS | {"lr": 0.03, "alpha": 0.3, "full_head": True, "distance": "mean"}),
+    ("der", "tinyimagenet-20", SGD | {"lr": 0.03, "alpha": 0.1, "epochs": 100, "schedule": "constant"}),
+    ("derpp", "cifar100-10", SGD | STEPS | {"lr": 0.03, "alpha": 0.1, "beta": 0.5, "full_head": True}),
+    ("derpp", "tinyimagenet-20", SGD | {"lr": 0.03, "alpha": 0.1, "epochs": 100}),
+    ("ewc", "cifar10", SGD | {"lr": 0.03, "batch": 32, "strength": 10.0, "epochs": 50}),
+    ("ewc", "tinyimagenet-20", SGD | {"lr": 0.03, "batch": 32, "strength": 25.0, "epochs": 100}),
+    ("lwf", "cifar100-10", {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4, "batch": 128,
+                            "epochs": 250, "schedule": "steps:60,120,180,220"}),
+    ("icarl", "cifar100-10", {"lr": 2.0, "epochs": 70, "schedule": "steps:49,63", "batch": 128}),
+    ("icarl", "imagenet1k-100", {"lr": 2.0, "epochs": 60, "schedule": "steps:20,30,40,50", "batch": 128}),
+    ("fecam", "cifar100-10", {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "batch": 128,
+                              "epochs": 200, "schedule": "cosine", "head": "cosine"}),
+    ("fecam", "tinyimagenet-20", {"epochs": 200, "schedule": "cosine"}),
+    ("pass", "cifar100-10", {"optimizer": "adam", "lr": 1e-3, "epochs": 101, "schedule": "steps:45,90", "batch": 64}),
+    ("ldc", "cifar100-10", {"lr": 0.05, "epochs": 100, "schedule": "steps:45,90", "batch": 128, "weight": 10.0}),
+    ("ldc", "tinyimagenet-20", {"lr": 0.001, "epochs": 100}),
+    ("adc", "tinyimagenet-20", {"lr": 0.001, "epochs": 100}),
+    ("rm", "cifar100-10", {"lr": 0.03, "momentum": 0.9, "weight_decay": 1e-4, "epochs": 256, "batch": 8}),
+    ("rm", "cifar10", {"lr": 0.05, "epochs": 256, "schedule": "restarts", "replay_batch": 8}),
+    ("rm", "imagenet1k-100", {"lr": 0.05, "epochs": 100, "schedule": "steps:30,60,80,90"}),
+    ("ocs", "cifar100-10", {"lr": 0.1275, "momentum": 0.8, "batch": 20, "replay_batch": 10, "ref": 0.5, "epochs": 2}),
+    ("bcsr", "cifar100-10", {"lr": 0.15, "momentum": 0.8, "batch": 50, "replay_batch": 10, "ref": 0.1, "epochs": 5}),
+    ("csrel", "cifar100-10", SGD | {"lr": 0.02, "alpha": 4.0, "replay": "sub", "epochs": 100, "batch": 32}),
+    ("csrel", "cifar10", {"optimizer": "adam", "lr": 1e-3, "alpha": 20.0, "replay": "full", "epochs": 400}),
+    ("csrel", "mnist", {"optimizer": "adam", "lr": 5e-4, "alpha": 50.0, "replay": "full", "batch": 256}),
+    ("onpro", "cifar100-10", {"lr": 5e-4, "batch": 10, "replay_batch": 64, "epochs": 1, "mixup_p": 0.2}),
+    ("onpro", "cifar10", {"similarity": 0.5, "mixup_p": 0.6, "base_rate": 0.75}),
+    ("protocore", "cifar100-10", {"optimizer": "adam", "lr": 0.05, "epochs": 50, "batch": 128, "condense_lr": 0.1}),
+])
+def test_the_preset_paper_is_what_was_published(method: str, benchmark: str, published: dict[str, Any]) -> None:
+    values = paper(method, benchmark)
+    assert {name: values[name] for name in published} == published
+
+
+CFLAT = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4, "epochs": 170, "batch": 128,
+         "schedule": "steps:80,120,150"}
+
+
+def test_replay_with_cflat_is_trained_as_its_authors_did_whatever_it_is_called() -> None:
+    for values in (paper("cflat"), paper("er", cflat=True), paper("er", cflat="yes")):
+        assert {name: values[name] for name in CFLAT} == CFLAT
+    assert paper("cflat", cflat=False)["epochs"] == 50
+    assert paper("icarl", cflat=True)["epochs"] == 70  # any other host keeps its own recipe
+
+
+@pytest.mark.parametrize(("method", "published"), [
+    ("onpro", {"batch": 10, "replay_batch": 64, "lr": 5e-4, "epochs": 1}),
+    ("rm", {"batch": 8, "replay_batch": 8, "epochs": 256, "lr": 0.03}),
+    ("ocs", {"batch": 20, "replay_batch": 10, "epochs": 1}),
+    ("bcsr", {"batch": 50, "replay_batch": 10, "epochs": 1}),
+    ("derpp", {"batch": 32, "replay_batch": 32, "epochs": 1}),
+    ("er", {"batch": 10, "replay_batch": 10, "lr": 0.06, "schedule": "constant", "epochs": 1}),
+    ("protocore", {"batch": 10, "replay_batch": 10, "epochs": 1}),
+])
+def test_an_online_run_has_the_published_batches_over_those_of_the_benchmark(
+        method: str, published: dict[str, Any]) -> None:
+    values = paper(method, online=True)
+    assert {name: values[name] for name in published} == published
+    assert paper(method, online=True, replay_batch=7, batch=3)["replay_batch"] == 7
+    plain = configure({"method": method, "benchmark": "cifar100-10", "preset": "cpu", "online": True}).settings
+    assert (plain.batch, plain.replay_batch, plain.epochs) == (10, 10, 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_preset_says_when_it_holds_in_words_that_mean_something(name: str) -> None:
+    words = {"online", "cflat"} | {benchmark.source for benchmark in BENCHMARKS.values()}
+    for key in METHODS[name].presets:
+        preset, *conditions = key.split()
+        assert preset in ("cpu", "paper")
+        assert set(conditions) <= words
+
+
+def test_both_forms_of_dark_experience_replay_have_one_distance_and_one_head() -> None:
+    for preset in ("default", "cpu", "paper"):
+        both = [configure({"method": m, "benchmark": "cifar100-10", "preset": preset}) for m in ("der", "derpp")]
+        for name in ("distance", "unseen", "offer", "logit_dtype"):
+            assert getattr(both[0].options, name) == getattr(both[1].options, name)
+        assert both[0].settings.full_head == both[1].settings.full_head

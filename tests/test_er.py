@@ -196,11 +196,13 @@ def test_a_budget_is_held_after_every_task_and_a_smaller_one_is_refused_before_t
         mine.learn(task_of(np.arange(60) % 2 + first, seed=first)[0])
         assert mine.ledger().total <= 700
         counts = mine.memory()["exemplars/labels"].bincount()
-        assert len(set(counts.tolist())) == 1
-        assert mine.ledger().total > 700 - 17 * (first + 2) - 4 * 96  # no more than the header's reserve is left over
+        counts = counts[counts > 0].tolist()
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] - counts[-1] <= 1
+        assert mine.ledger().total > 700 - 17 - 8  # not even one more would fit; headers come in eights
     steps = []
     with pytest.raises(UserError, match="--budget"):
-        learner(budget=300, fill="class").learn(task_of([0, 1] * 9)[0], on_step=lambda *a: steps.append(a))
+        learner(budget=200, fill="class").learn(task_of([0, 1] * 9)[0], on_step=lambda *a: steps.append(a))
     assert not steps
 
 

@@ -23,6 +23,7 @@ from protocore.decoders.vqgan.training import train_decoder
 from protocore.errors import BudgetError, DataError, UserError
 from protocore.files import read_tensors
 from protocore.memory.pack import read_pack
+from protocore.memory.plan import plan_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.methods import METHODS
 from protocore.train.learner import Learner
@@ -214,7 +215,7 @@ def test_pictures_that_take_more_bytes_than_those_before_them_stay_within_the_bu
     rng = np.random.default_rng(0)
     blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
     learner.learn(Task.from_arrays(blank, np.repeat([0, 1], 40)))
-    assert learner.method.stores()[0].row_bytes(4) < 40
+    assert learner.method.stores()[0].size(lambda: torch.empty(0)).most < 40
     learner.learn(Task.from_arrays(noisy, np.repeat([2, 3], 40)))
     store = learner.method.stores()[0]
     assert learner.ledger().total <= 12_000
@@ -394,7 +395,8 @@ def test_int8_prototypes_are_off_by_half_a_step_and_cost_a_byte_a_value():
     assert ((store.get([5, 2, 9]) - vectors).abs() <= 0.51 * step + 1e-6).all()
     tensors = store.tensors()
     assert tensors["prototypes/features"].dtype == torch.int8
-    assert sum(t.nbytes for t in tensors.values()) == 3 * (40 + 2 + 1) == 3 * store.class_bytes(10)
+    assert sum(t.nbytes for t in tensors.values()) == 3 * (40 + 2 + 1)
+    assert store.plan([2, 5, 9]) == plan_of(tensors)
     again = PrototypeStore(40, "int8")
     again.load(tensors)
     assert torch.equal(again.get([2, 5, 9]), store.get([2, 5, 9]))

@@ -18,8 +18,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protocore.decoders import diffusers_vq, taming
-from protocore.decoders.taming import CodebookDecoder
+from protocore.decoders import codebook, diffusers_vq, taming
+from protocore.decoders.codebook import CodebookDecoder
 from protocore.errors import DataError, UserError
 
 needs_diffusers = pytest.mark.skipif(
@@ -273,7 +273,7 @@ def test_grey_pictures_and_sides_that_are_no_multiple(tmp_path: Path) -> None:
 def test_search_in_pieces_is_the_same(tiny: taming.Taming, monkeypatch: pytest.MonkeyPatch) -> None:
     z = torch.randn(7, 5, 4, 4, generator=torch.Generator().manual_seed(2))
     whole = tiny.indices(z)
-    monkeypatch.setattr(taming, "_CELLS", 60)
+    monkeypatch.setattr(codebook, "_CELLS", 60)
     assert torch.equal(tiny.indices(z), whole)
     assert tiny.indices(z[:0]).shape == (0, 4, 4)
     assert tiny.to_bytes(z[:0]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -11,6 +12,7 @@ import re
 import struct
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -21,8 +23,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protocore.data import fetch, formats
-from protocore.data.fetch import Content, Download, Source
+from protocore.data import fetch, formats, transfer
+from protocore.data.fetch import Content, Source
+from protocore.data.transfer import Download
 from protocore.errors import DataError
 
 
@@ -36,6 +39,10 @@ class Server:
         self.statuses: list[int] = []  # answered instead of the file, one entry a request
         self.shift = 0  # added to the start of a range
         self.lengths = True  # False: no Content-Length
+        self.said_length: str | None = None  # instead of the true Content-Length
+        self.redirect: str | None = None
+        self.trickle = 0.0  # seconds between two bytes, of the body or (in the header) of a line that never ends
+        self.trickle_header = False
         self.asked: list[tuple[str, str | None]] = []
         self.agents: set[str | None] = set()
         handler = partial(Handler, self)
@@ -67,21 +74,39 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             status = 206
+        if owner.redirect:
+            self.send_response(302)
+            self.send_header("Location", owner.redirect)
+            self.end_headers()
+            return
+        if owner.trickle_header:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Long: ")
+            self.slowly(b"x" * 10_000)
+            return
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         if owner.lengths:
-            self.send_header("Content-Length", str(len(body) - start))
+            self.send_header("Content-Length", owner.said_length or str(len(body) - start))
         self.end_headers()
         cut = owner.cuts.pop(0) if owner.cuts else len(body)
-        self.wfile.write(body[start:start + cut])
+        if owner.trickle:
+            self.slowly(body[start:start + cut])
+        else:
+            self.wfile.write(body[start:start + cut])
+
+    def slowly(self, body: bytes) -> None:
+        with contextlib.suppress(OSError):  # the other side gives up
+            for place in range(len(body)):
+                self.wfile.write(body[place:place + 1])
+                time.sleep(self.owner.trickle)
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetch, "PAUSE", 0.0)
-    monkeypatch.setattr(fetch, "TIMEOUT", 5.0)
+    monkeypatch.setattr(transfer, "PAUSE", 0.0)
+    monkeypatch.setattr(transfer, "TIMEOUT", 5.0)
     owner = Server()
     thread = threading.Thread(target=owner.http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -246,7 +271,7 @@ def test_a_server_that_dies_is_asked_again(server: Server, archive: bytes, tmp_p
 
 
 def test_giving_up_keeps_the_part_for_the_next_call(server: Server, archive: bytes, tmp_path: Path) -> None:
-    server.cuts = [4000] + [0] * (fetch.RETRIES + 1)
+    server.cuts = [4000] + [0] * (transfer.RETRIES + 1)
     with pytest.raises(DataError, match=rf"4000 of {len(archive)} bytes are here. Run the same command again"):
         fetch.get("cifar100", tmp_path, base_url=server.url)
     assert stored(tmp_path) == {f"{ARCHIVE}.part": archive[:4000]}
@@ -259,7 +284,7 @@ def test_a_server_that_never_gets_further_is_given_up(server: Server, archive: b
     server.ranges, server.cuts = False, [4000, 9000] * 20
     with pytest.raises(DataError, match="Run the same command again"):
         fetch.get("cifar100", tmp_path, base_url=server.url)
-    assert len(server.asked) <= 2 + fetch.RETRIES + 1
+    assert len(server.asked) <= 2 + transfer.RETRIES + 1
 
 
 def test_no_server_at_all(archive: bytes, tmp_path: Path) -> None:
@@ -272,6 +297,105 @@ def test_404_is_final(server: Server, archive: bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="answers 404"):
         fetch.get("cifar100", tmp_path, base_url=server.url)
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("said", ["9" * 5000, "-5", "1e9", "²", "0x10", " "])
+def test_a_length_that_is_no_length(server: Server, archive: bytes, tmp_path: Path, said: str) -> None:
+    server.said_length = said
+    with pytest.raises(DataError, match=r"the server offers .* bytes, expected") as caught:
+        fetch.get("cifar100", tmp_path, base_url=server.url)
+    assert len(str(caught.value)) < 500
+    assert len(server.asked) == 1
+
+
+def test_a_part_that_is_a_link_is_not_written_through(server: Server, archive: bytes, tmp_path: Path) -> None:
+    root, precious = tmp_path / "root", tmp_path / "precious"
+    root.mkdir()
+    part = root / f"{ARCHIVE}.part"
+    precious.write_bytes(b"mine")
+    for lay in (lambda: part.symlink_to(precious), lambda: part.symlink_to(tmp_path / "nowhere"),
+                lambda: os.link(precious, part), part.mkdir, lambda: os.mkfifo(part)):
+        lay()
+        with pytest.raises(DataError, match=rf"{ARCHIVE}\.part: a link, or no regular file.*remove it"):
+            fetch.get("cifar100", root, base_url=server.url)
+        assert precious.read_bytes() == b"mine"
+        assert not (tmp_path / "nowhere").exists()
+        part.rmdir() if part.is_dir() else part.unlink()
+    assert server.asked == []
+    part.symlink_to(precious)
+    for fresh in (True, False):  # a link that appears in the last moment
+        with pytest.raises(OSError, match="symbolic"):
+            transfer._writing(part, fresh)
+    part.unlink()
+    fetch.get("cifar100", root, base_url=server.url)
+    assert stored(root) == FILES
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1:9/x", "ftp://127.0.0.1:9/\x1b[31m"])
+def test_other_schemes_are_not_followed(server: Server, archive: bytes, tmp_path: Path, target: str) -> None:
+    server.redirect = target
+    with pytest.raises(DataError, match="sends us on to 'ftp://") as caught:
+        fetch.get("cifar100", tmp_path, base_url=server.url)
+    assert "\x1b" not in str(caught.value)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "gopher://127.0.0.1/x", "data:,x"])
+def test_nor_are_files(server: Server, archive: bytes, tmp_path: Path, target: str) -> None:
+    server.redirect = target
+    with pytest.raises(DataError, match="answers 302"):
+        fetch.get("cifar100", tmp_path, base_url=server.url)
+
+
+def test_redirects_among_http_are_followed_but_never_from_https_to_http(server: Server, archive: bytes,
+                                                                        tmp_path: Path) -> None:
+    other = Server()
+    other.files = dict(server.files)
+    thread = threading.Thread(target=other.http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    server.redirect = other.url + ARCHIVE
+    fetch.get("cifar100", tmp_path, base_url=server.url)
+    assert stored(tmp_path) == FILES
+    other.http.shutdown()
+    other.http.server_close()
+    thread.join()
+    safe = transfer.urllib.request.Request("https://127.0.0.1/x")
+    with pytest.raises(DataError, match="only addresses of https"):
+        transfer._Redirects().redirect_request(safe, None, 302, "", {}, "http://127.0.0.1/x")
+    assert transfer._Redirects().redirect_request(safe, None, 302, "", {}, "https://127.0.0.1/y") is not None
+
+
+def test_a_server_that_trickles_is_given_up(server: Server, archive: bytes, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PATIENCE", 0.5)
+    server.trickle = 0.02
+    with pytest.raises(DataError, match=r"only \d+ bytes in \d+ seconds; \d+ of .* again to go on from there"):
+        fetch.get("cifar100", tmp_path, base_url=server.url)
+    have = len((tmp_path / f"{ARCHIVE}.part").read_bytes())
+    assert 0 < have < 1000
+    server.trickle = 0.0
+    fetch.get("cifar100", tmp_path, base_url=server.url)
+    assert server.asked[-1] == (ARCHIVE, f"bytes={have}-")
+    assert stored(tmp_path) == FILES
+
+
+def test_one_byte_a_connection_is_a_trickle_too(server: Server, archive: bytes, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PATIENCE", 0.5)
+    monkeypatch.setattr(transfer, "SLOWEST", 10**6)
+    server.cuts = [1] * 100_000
+    with pytest.raises(DataError, match=r"only .* bytes in"):
+        fetch.get("cifar100", tmp_path, base_url=server.url)
+
+
+def test_a_header_that_never_ends_is_given_up(server: Server, archive: bytes, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PATIENCE", 0.3)
+    server.trickle, server.trickle_header = 0.02, True
+    start = time.perf_counter()
+    with pytest.raises(DataError, match="Run the same command again"):
+        fetch.get("cifar100", tmp_path, base_url=server.url)
+    assert time.perf_counter() - start < 60
 
 
 def test_a_wrong_checksum_names_both_and_keeps_the_good(server: Server, archive: bytes,

@@ -23,11 +23,13 @@ from protocore.decoders.base import Decoder
 from protocore.decoders.pixels import Pixels
 from protocore.errors import BudgetError, DataError, UserError
 from protocore.files import read_tensors, serialise, write_atomic, write_json
+from protocore.memory.codings import Codings, to_uint8
 from protocore.memory.fill import BalancedReservoir, Reservoir, reservoir_slots
 from protocore.memory.ledger import HEADER, Entry, Ledger, check_budget, ledger_of
+from protocore.memory.plan import Plan, Size, file_size, plan_of
 from protocore.memory.prototypes import PrototypeStore
-from protocore.memory.quota import Allowance
-from protocore.memory.store import Codings, ExemplarStore, smallest_dtype, to_uint8
+from protocore.memory.quota import MOST, Allowance, shares
+from protocore.memory.store import ExemplarStore, smallest_dtype
 
 
 class Coarse(Decoder):
@@ -36,7 +38,7 @@ class Coarse(Decoder):
     name = "coarse"
 
     def encode(self, images: Tensor) -> Tensor:
-        return torch.nn.functional.avg_pool2d(images, 2)
+        return torch.nn.functional.avg_pool2d((images * 255).round(), 2) / 255  # means of whole numbers are exact
 
     def quantise(self, z: Tensor) -> Tensor:
         return (z * 255).round() / 255
@@ -121,29 +123,31 @@ def split_of(run: int) -> list[int]:
     return [[50], [4, 46], [50], [50], [6, 1, 43], [50], [17, 33], [50]][run % 8]
 
 
-def test_reservoir_is_uniform_over_the_stream_whatever_the_batches() -> None:
+def times_held(runs: int, splits: Callable[[int], list[int]], n: int, k: int) -> np.ndarray:
+    """How often each of n items ended in a reservoir of k."""
     torch.manual_seed(20)
-    counts, held = np.zeros(N), np.empty(K, np.int64)
-    for run in range(RUNS):
+    counts, held = np.zeros(n), np.empty(k, np.int64)
+    for run in range(runs):
         seen = 0
-        for size in split_of(run):
-            items, slots = reservoir_slots(seen, size, K)
+        for size in splits(run):
+            items, slots = reservoir_slots(seen, size, k)
             held[slots.numpy()] = items.numpy() + seen
             seen += size
         counts[held] += 1
-    assert counts.sum() == RUNS * K
-    assert uniformity(counts, RUNS, K) <= REJECT
+    assert counts.sum() == runs * k
+    return counts
 
 
-def test_the_statistic_sees_the_usual_mistake() -> None:
+def test_reservoir_is_uniform_over_the_stream_whatever_the_batches() -> None:
+    assert uniformity(times_held(RUNS, split_of, N, K), RUNS, K) <= REJECT
+
+
+def test_the_statistic_sees_the_usual_mistake(monkeypatch) -> None:
     """Drawing from {0..n-1} instead of {0..n} must be rejected, or the test above proves nothing."""
-    rng = np.random.default_rng(0)
-    held = np.tile(np.arange(K), (RUNS, 1))
-    for n in range(K, N):
-        slot = rng.integers(0, n, RUNS)
-        hit = slot < K
-        held[hit, slot[hit]] = n
-    assert uniformity(np.bincount(held.ravel(), minlength=N), RUNS, K) > 3 * REJECT
+    rand, number, runs = torch.rand, torch.arange(12), 2000
+    assert uniformity(times_held(runs, lambda run: [12], 12, 2), runs, 2) <= 40  # 11 degrees of freedom
+    monkeypatch.setattr(torch, "rand", lambda *a, **k: rand(*a, **k) * number / (number + 1))
+    assert uniformity(times_held(runs, lambda run: [12], 12, 2), runs, 2) > 120
 
 
 @pytest.mark.parametrize("sizes", [[60], [1] * 60, [7] * 8 + [4], [2, 30, 1, 27], [5, 55], [59, 1]])
@@ -478,7 +482,7 @@ def test_prototypes_are_rounded_when_set_and_share_nothing_with_their_source(dty
     got.zero_()
     tensors = store.tensors()
     assert tensors["prototypes/labels"].tolist() == [2, 7, 300]
-    assert sum(t.nbytes for t in tensors.values()) == 3 * store.class_bytes(301)
+    assert store.plan([2, 7, 300]) == plan_of(tensors)
     again = PrototypeStore(5, dtype)
     again.load(tensors)
     for t in tensors.values():
@@ -578,27 +582,37 @@ def test_more_than_255_classes_take_two_bytes_a_label() -> None:
     assert MEMORIES["a reservoir"]["exemplars/labels"].dtype == torch.uint8
     store = store_of()
     store.add(numbered(torch.arange(2)), torch.tensor([0, 255]))
-    assert store.row_bytes(256) == 2
-    assert store.row_bytes(257) == 3
-    assert sum(t.nbytes for t in store.tensors().values()) == 2 * 2
+    assert plan_of(store.tensors()) == store.plan(2, 255, Size(1, 1))
+    assert store.plan(2, 256, Size(1, 1))["exemplars/labels"] == (torch.uint16, (2,))
 
 
 @pytest.mark.parametrize("codec", [Pixels, Coarse])
-def test_row_bytes_is_what_a_row_takes(codec: Codec) -> None:
+def test_a_plan_is_what_the_tensors_will_be(codec: Codec) -> None:
     store = ExemplarStore(codec((3, 4, 6)))
+    size = store.size(lambda: torch.empty(0))
+    columns: Plan = {"logits": (torch.float32, (7,)), "loss": (torch.float32, ())}
+    plan = store.plan(5, 4, size, columns)
+    assert store.plan(0, 4, size, columns) == {}
     store.add(pictures(5, (3, 4, 6)), torch.arange(5), logits=torch.zeros(5, 7), loss=torch.zeros(5))
-    assert 5 * store.row_bytes(5) == sum(t.nbytes for t in store.tensors().values())
+    assert plan == plan_of(store.tensors())
+    few = torch.tensor([4, 0])
+    cut = store.cut(plan, few)
+    store.keep(few)
+    assert cut == plan_of(store.tensors())
 
 
 def test_rows_of_any_length_are_estimated_by_their_mean() -> None:
     images = pictures(9, (3, 8, 8))
     images[::2] = 0  # these take far fewer bytes
     store = ExemplarStore(Squeezed((3, 8, 8)))
-    before = store.row_bytes(9, lambda: images)
+    size = store.size(lambda: images)
     store.add(images, torch.arange(9))
-    total = sum(t.nbytes for t in store.tensors().values())
-    assert total <= 9 * before < total + 9  # rounded up, once
-    assert store.row_bytes(9) == before
+    assert store.plan(9, 8, size) == plan_of(store.tensors())
+    assert store.size(lambda: images[:1]) == size
+    plan, few = plan_of(store.tensors()), torch.tensor([1, 2])
+    cut = store.cut(plan, few)
+    store.keep(few)
+    assert file_size(cut) == len(serialise(store.tensors()))
 
 
 # -- round trips -------------------------------------------------------------------------------------------
@@ -747,22 +761,25 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def kept_under(budget: int, classes: int, shape: tuple[int, int, int], kind: str, dim: int) -> dict[str, Tensor]:
     """Fill a memory as a method does: ask the allowance, offer more than enough, keep prototypes if dim > 0."""
     store, prototypes = store_of(shape), PrototypeStore(max(dim, 1))
-    row = store.row_bytes(classes)
-    assert row is not None
-    other, tensors = 4 * classes if kind == "class" else 4, 4
+    pixels = Size(int(np.prod(shape)), int(np.prod(shape)))
     if dim:
-        other, tensors = other + classes * prototypes.class_bytes(classes), 6
         prototypes.set(list(range(classes)), torch.ones(classes, dim))
+
+    def size(k: int, rows: int) -> int:
+        counter: Plan = {"exemplars/seen": (torch.int32, (k if kind == "class" else 1,))}
+        return file_size(store.plan(rows, k - 1, pixels) | counter | (prototypes.plan(range(k)) if dim else {}))
+
     allowance = Allowance(budget=budget)
+    allowance.check([f"number {k}" for k in range(classes)], size)
     if kind == "class":
-        filler = BalancedReservoir(store, allowance.per_class(classes, row, other, tensors))
-        each = filler.per_class + 1
+        room = allowance.room(range(classes), lambda rows: size(classes, rows))
+        filler, count = BalancedReservoir(store, room), int(room.sum())
     else:
-        filler = Reservoir(store, allowance.total(classes, row, other, tensors))
-        each = -(-filler.capacity // classes) + 1
-    labels = torch.arange(classes).repeat_interleave(each)
+        count = allowance.total(classes, lambda rows: size(classes, rows))
+        filler = Reservoir(store, count)
+    labels = torch.arange(classes).repeat_interleave(-(-count // classes) + 1)
     filler.offer(torch.zeros(len(labels), *shape, dtype=torch.uint8), labels)
-    assert len(store) == (filler.per_class * classes if isinstance(filler, BalancedReservoir) else filler.capacity)
+    assert len(store) == count
     return filler.tensors() | prototypes.tensors()
 
 
@@ -781,58 +798,94 @@ def test_no_memory_exceeds_its_budget_and_what_a_refusal_suggests_works(
         needed = int(re.findall(r"need --budget (\d+)", message)[0])
         fitting = int(re.findall(r"(\d+) class(?:es)? would fit", message)[0])
         assert f"{budget:,}" in message
-        assert f"{classes} classes" in message
+        assert f"{classes} class" in message
+        assert f"but not 'number {fitting}'" in message
         assert needed > budget
         tensors = kept_under(needed, classes, shape, kind, dim)
         assert sum(t.numel() for k, t in tensors.items() if k.endswith("bytes")) == classes * np.prod(shape)
-        assert ledger_of(tensors).total <= needed
+        assert ledger_of(tensors).total == needed
         with pytest.raises(BudgetError, match=f"need --budget {needed}"):
             kept_under(needed - 1, classes, shape, kind, dim)
         assert fitting < classes
-        if kind == "stream":
-            return  # its counter is not shared out among classes, which the estimate takes for granted
         if fitting:
             assert ledger_of(kept_under(budget, fitting, shape, kind, dim)).total <= budget
-        if fitting + 1 < classes and (classes <= 256 or fitting >= 256):  # labels as wide as before
-            with pytest.raises(BudgetError):
-                kept_under(budget, fitting + 1, shape, kind, dim)
+        with pytest.raises(BudgetError):
+            kept_under(budget, fitting + 1, shape, kind, dim)
     else:
         ledger = ledger_of(tensors)
         assert ledger.total <= budget
         check_budget(ledger, budget, classes)
-        # Nor is room wasted: what is left over would not have held one more exemplar (of each class).
+        # Nor is room wasted: what is left over would not have held one more exemplar. Headers come in eights.
         row = int(np.prod(shape)) + (1 if classes <= 256 else 2)
-        assert budget - ledger.total < (classes if kind == "class" else 1) * row + 96 * 6
+        assert budget - ledger.total < row + 8
+
+
+def flat(rows: int) -> int:
+    return 100 * rows
 
 
 def test_allowances_by_number() -> None:
-    assert Allowance(spc=3).per_class(7, 100) == 3
-    assert Allowance(spc=3).total(7, 100) == 21
-    assert Allowance(capacity=50).total(7, 100) == 50
-    assert Allowance(capacity=50).per_class(7, 100) == 7
-    assert Allowance(spc=3, capacity=20).total(7, 100) == 20
-    assert Allowance(spc=3, capacity=50).total(7, 100) == 21
-    assert Allowance(spc=3, budget=10**6).per_class(7, 100) == 3
+    assert Allowance(spc=3).total(7, flat) == 21
+    assert Allowance(capacity=50).total(7, flat) == 50
+    assert Allowance(spc=3, capacity=20).total(7, flat) == 20
+    assert Allowance(spc=3, capacity=50).total(7, flat) == 21
+    assert Allowance(spc=3, budget=10**6).total(7, flat) == 21
+    assert Allowance(budget=1099).total(7, flat) == 10
+    assert Allowance(budget=99).total(7, flat) == 7  # one each: whether they fit is checked elsewhere
+    assert Allowance(capacity=7).total(7, flat) == 7
+    assert Allowance(budget=10**30).total(7, flat) == MOST
     with pytest.raises(UserError, match=r"--spc.*--capacity.*--budget"):
-        Allowance().total(7, 100)
-    with pytest.raises(BudgetError, match=r"--capacity 6 cannot hold 7 classes.*--capacity 7"):
-        Allowance(capacity=6).total(7, 100)
-    assert Allowance(capacity=7).per_class(7, 100) == 1
+        Allowance().total(7, flat)
+    Allowance(capacity=7).check(list("abcdefg"), lambda k, rows: 0)
+    with pytest.raises(BudgetError, match=r"--capacity 6 cannot hold 7 classes.*'g' would have none.*--capacity 7"):
+        Allowance(capacity=6).check(list("abcdefg"), lambda k, rows: 0)
+
+
+def test_room_that_is_left_over_goes_to_the_first_classes() -> None:
+    assert shares(17, 5) == [4, 4, 3, 3, 3]
+    assert Allowance(budget=1700).room([0, 2, 3, 5, 6], flat).tolist() == [4, 0, 4, 3, 0, 3, 3]
+    assert Allowance(capacity=17).room(range(5), flat).tolist() == [4, 4, 3, 3, 3]
+    assert Allowance(spc=3).room(range(5), flat).tolist() == [3] * 5
+
+
+@given(st.lists(st.integers(1, 400), min_size=2, max_size=9), st.integers(1, 40))
+def test_shares_are_fair_add_up_and_never_grow_as_classes_arrive(totals: list[int], classes: int) -> None:
+    before: list[int] = []
+    for more, total in enumerate(sorted(totals, reverse=True)):
+        found = shares(total, classes + more)
+        assert sum(found) == total
+        assert max(found) - min(found) <= 1
+        assert all(now <= then for now, then in zip(found, before, strict=False))
+        before = found
 
 
 def test_a_budget_below_the_wanted_number_says_which_number_fits() -> None:
-    row, classes, budget = 1000, 10, 64_000
+    names, budget = [str(k) for k in range(10)], 64_000
+
+    def check(spc: int, budget: int, classes: int) -> None:
+        Allowance(spc=spc, budget=budget).check(names[:classes], lambda k, rows: 500 + 7 * k + 1001 * rows)
+
     with pytest.raises(BudgetError) as refusal:
-        Allowance(spc=20, budget=budget).per_class(classes, row)
-    words = re.search(r"(\d+) classes would fit, or 10 with --spc (\d+); 10 need --budget (\d+)", str(refusal.value))
+        check(20, budget, 10)
+    words = re.search(r"(\d+) classes would fit, but not '3'; 10 with --spc (\d+). 10 classes need --budget (\d+)",
+                      str(refusal.value))
     assert words is not None
     fitting, spc, needed = map(int, words.groups())
-    assert Allowance(spc=20, budget=budget).per_class(fitting, row) == 20
-    assert Allowance(spc=spc, budget=budget).per_class(classes, row) == spc
-    assert Allowance(spc=20, budget=needed).per_class(classes, row) == 20
-    for spc_, budget_, classes_ in ((20, budget, fitting + 1), (spc + 1, budget, classes), (20, needed - 1, classes)):
+    check(20, budget, fitting)
+    check(spc, budget, 10)
+    check(20, needed, 10)
+    for wrong in ((20, budget, fitting + 1), (spc + 1, budget, 10), (20, needed - 1, 10)):
         with pytest.raises(BudgetError):
-            Allowance(spc=spc_, budget=budget_).per_class(classes_, row)
+            check(*wrong)
+
+
+@given(st.dictionaries(st.text("ab/ e", min_size=1, max_size=12), st.tuples(
+    st.sampled_from([torch.uint8, torch.int8, torch.uint16, torch.float16, torch.int32, torch.float32, torch.int64]),
+    st.lists(st.integers(0, 30), max_size=3).map(tuple)), max_size=9))
+def test_the_size_of_a_file_is_known_to_the_byte_before_it_is_there(plan: Plan) -> None:
+    tensors = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in plan.items()}
+    assert plan_of(tensors) == plan
+    assert file_size(plan) == len(serialise(tensors)) == ledger_of(tensors).total
 
 
 def test_a_memory_over_its_budget_is_an_error_that_names_every_row() -> None:

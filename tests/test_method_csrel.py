@@ -13,7 +13,9 @@ from protocore.errors import BudgetError, UserError
 from protocore.methods import csrel
 from protocore.methods.base import Batch
 from protocore.methods.coreset import Pool
-from protocore.methods.csrel import CSReL, best, greedy, quota, sum_of_means
+from protocore.methods.csrel import CSReL
+from protocore.methods.losses import sum_of_means
+from protocore.methods.selection import best, greedy, quota
 from protocore.train.learner import Learner
 from protocore.train.run import configure, run
 
@@ -264,7 +266,7 @@ def test_a_balanced_memory_never_loses_a_class_however_many_windows_come():
     mine = learner(capacity=6, balance="on")
     for t in range(8):
         mine.learn(task_of(np.arange(12) % 2 + 2 * (t // 4), seed=t))
-    assert mine.memory()["exemplars/labels"].bincount().tolist() == [1, 1, 1, 1]
+    assert mine.memory()["exemplars/labels"].bincount().tolist() == [2, 2, 1, 1]
 
 
 def test_reference_losses_are_computed_once_and_stay_with_their_exemplars(monkeypatch):
@@ -315,12 +317,30 @@ def test_a_memory_that_fits_is_not_selected_again(monkeypatch):
 
 
 def test_greedy_of_everything_is_everything():
+    """Through all increments: each candidate once, of both kinds, and the models are trained on what is there."""
+    asked = []
+
+    def losses_after(picked: torch.Tensor) -> torch.Tensor:
+        asked.append(picked.tolist())
+        return torch.arange(12.0)
+
+    kinds = torch.arange(12) % 2
+    rows = greedy(torch.zeros(12), kinds, torch.tensor([6, 6]), 4, losses_after)
+    assert rows.tolist() == list(range(11, -1, -1))
+    assert asked == [rows[:n].tolist() for n in (0, 3, 6, 9)]
+
+
+@pytest.mark.parametrize("room", [11, 12])
+def test_a_selection_of_all_needs_no_model_and_of_all_but_one_does(room, monkeypatch):
     mine = learner()
-    mine.begin(task_of([0, 1] * 6))
-    method, task = method_of(mine), task_of([0, 1] * 6)
+    task = task_of([0, 1] * 6)
+    mine.begin(task)
+    method, made, fresh = method_of(mine), [], mine.tools.fresh
+    monkeypatch.setattr(mine.tools, "fresh", lambda n: made.append(n) or fresh(n))
     pool = Pool(task, method.store, mine.tools)
-    rows = method.grown(pool, torch.arange(12), torch.zeros(12), torch.zeros(12).long(), torch.tensor([12]), "")
-    assert sorted(rows.tolist()) == list(range(12))
+    rows = method.grown(pool, torch.arange(12), torch.zeros(12), torch.zeros(12).long(), torch.tensor([room]), "")
+    assert len(rows) == len(set(rows.tolist())) == room
+    assert len(made) == (0 if room == 12 else 4)  # 3 at a time, then the last two
 
 
 def test_scoring_and_training_modes(monkeypatch):
@@ -437,11 +457,3 @@ def test_digits(tmp_path):
     result = run(configure(DIGITS | {"epochs": 6, "capacity": 60, "replay": "full", "images_per_class": 80}), tmp_path)
     assert result["class_incremental"]["A_T"] >= 70
     assert result["seconds"]["select"] > 0
-
-
-def test_digits_online(tmp_path):
-    result = run(configure(DIGITS | {"online": True, "online_window": 100, "spc": 4, "images_per_class": 40}), tmp_path)
-    assert {row["name"]: row["rows"] for row in result["ledger"]}["pools/sizes"] == 4
-    memory = {row["name"]: row["rows"] for row in result["ledger"]}["exemplars/labels"]
-    assert memory == 40
-    assert result["task_incremental"]["A_T"] >= 60

@@ -105,8 +105,8 @@ def test_at_the_beginning_of_a_task_old_outputs_have_no_gradient():
     assert bias is not None
     assert bias.grad is not None
     assert seen == [3 + 6]
-    assert bias.grad[:2].tolist() == [0, 0]
-    assert bool((bias.grad[2:] != 0).all())
+    assert bias.grad[:2].tolist() == pytest.approx([0, 0], abs=1e-7)  # the two passes may round differently
+    assert bool((bias.grad[2:].abs() > 1e-3).all())
 
 
 def test_a_step_of_the_second_task_against_the_formula():

@@ -112,7 +112,7 @@ def prototypes_of(labels, seed: int = 0, dtype: str = "float16") -> dict[str, to
 def condensed_with_real() -> dict[str, torch.Tensor]:
     """What protocore --real keeps."""
     torch.manual_seed(0)
-    real = BalancedReservoir(ExemplarStore(Pixels(SHAPE), "real exemplars"), per_class=3)
+    real = BalancedReservoir(ExemplarStore(Pixels(SHAPE), "real exemplars"), 3)
     real.offer(pictures(40), torch.arange(40) % 4)
     made = store_of(Pixels(SHAPE), [0, 1, 2, 3], "coded exemplars", seed=1)
     return (real.tensors() | made.tensors() | prototypes_of(range(4))

@@ -34,13 +34,19 @@ def stream(benchmark: str, **settings: Any) -> Stream:
 
 
 def learner(method: str, on: Stream | str | tuple[int, int, int], **settings: Any) -> Learner:
-    """A fresh learner for a stream, a benchmark's name, or images of shape (channels, height, width)."""
+    """A fresh learner for a stream, a benchmark's name, or images of shape (channels, height, width).
+
+    The defaults are those of the benchmark, which a stream of `protocore.stream` knows.
+    """
     if isinstance(on, str):
         settings["benchmark"] = on
+    elif isinstance(on, Stream) and on.benchmark is not None:
+        settings.setdefault("benchmark", on.benchmark)
     config = configure({"method": method, **settings})
     if isinstance(on, str):
         on = open_stream(config.settings)
     shape = on.image_shape if isinstance(on, Stream) else on
     benchmark = benchmark_named(config.settings.benchmark) if "benchmark" in settings else None
-    return Learner(config, shape, mean=benchmark.mean if benchmark else None, std=benchmark.std if benchmark else None,
+    mean, std = (benchmark.mean[: shape[0]], benchmark.std[: shape[0]]) if benchmark else (None, None)
+    return Learner(config, shape, mean=mean, std=std,
                    classes=len(on.class_names) if isinstance(on, Stream) else None)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocore.config import format_bytes, parse_bytes
+from protocore.config import format_bytes, parse_bytes, plural
 from protocore.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _print_table(file: Path, pack: Pack, lines: list[Line]) -> None:
     title = Text(plain(f"{file}: {pack.info.method}, images {pack.info.image_shape}", 400), style="table.title")
     table = Table("part", "origin", "classes", "exemplars", "bytes", "a class", box=None)
     for line in lines:
-        note = f" (shared; pays from {line.pays_from} classes)" if line.pays_from else ""
+        note = f" (shared; pays from {plural(line.pays_from, 'class')})" if line.pays_from else ""
         a_class = "" if line.class_bytes is None else format_bytes(line.class_bytes)
         table.add_row(Text(plain(line.part) + note), line.origin, str(line.classes or ""), str(line.exemplars or ""),
                       f"{line.bytes:,}", a_class)
@@ -156,7 +156,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     out = _file(arguments.out, "--out")
     first, second = read_pack(arguments.first), read_pack(arguments.second)
     made = save_pack(out, merge(first, second))
-    print(f"{out}: {made.info.ledger.total:,} bytes, {len(made.info.class_names)} classes")
+    print(f"{out}: {made.info.ledger.total:,} bytes, {plural(len(made.info.class_names), 'class')}")
     means = averaged(first, second)
     if means:
         print(f"note: the two packs have different prototypes for {len(means)} of their classes ({short(means)}), "

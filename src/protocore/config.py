@@ -71,6 +71,11 @@ def format_bytes(count: float) -> str:
     return f"{count / 1000:.2f} GB"
 
 
+def plural(count: int, word: str) -> str:
+    """`1 class`, `2 classes`, `1,000 pictures`."""
+    return f"{count:,} {word if count == 1 else word + ('es' if word.endswith('s') else 's')}"
+
+
 @dataclass(frozen=True)
 class Settings(Options):
     """Everything that decides the outcome of a run, apart from the method's own options."""
@@ -93,6 +98,8 @@ class Settings(Options):
     images_per_class: int | None = option(None, "use only the first N training images of a class", group="data",
                                           least=1)
     image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data", least=4)
+    strict: bool = option(False, "folder: what cannot be used (a damaged picture, an empty folder) is an error; else "
+                          "it is named and left out", group="data")
     augment: str = option(
         "none", "comma list of cropN (shift by up to N pixels), flip, rrc (random resized crop), or none",
         group="data",
@@ -131,6 +138,8 @@ class Settings(Options):
                            group="training")
     epochs: int = option(6, "passes over each task", group="training", least=1)
     steps: int | None = option(None, "training steps a task, instead of --epochs", group="training", least=1)
+    least_steps: int = option(0, "steps that a task takes at least: small data is passed over more often than --epochs "
+                              "(folder: 300, unless --epochs or --steps is given)", group="training", least=0)
     batch: int = option(64, "current images in a batch", group="training", least=1)
     replay_batch: int = option(64, "replayed images in a batch", group="training", least=0)
     label_smoothing: float = option(0.0, "label smoothing of plain cross entropies", group="training", least=0, most=1)

@@ -1,12 +1,18 @@
-"""Files of ours: written whole or not at all, read without trust; safetensors and JSON, nothing else."""
+"""Files of ours: written whole or not at all, read without trust; safetensors and JSON, nothing else.
+
+No read is endless: a file is a regular file of a stated size before a byte of it is taken.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import re
+import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,11 @@ from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from protocore.errors import DataError, UserError
+from protocore.errors import DataError, UserError, shown
+
+MOST_JSON = 64 << 20  # bytes of a file of settings or results
+MOST_TENSORS = 16 << 30  # bytes of a safetensors file
+_PART = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # a file that is being written, or was when its writer died
 
 
 def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -33,12 +43,95 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        _sync(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error}); give another path, or make room "
                         "there") from error
     finally:  # after os.replace there is nothing left to remove
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def _sync(folder: Path) -> None:
+    """The folder's own entries reach the disk, so that a new name survives a loss of power."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what killed writers left in a folder. Only its owner may call this: see `hold_folder`."""
+    for path in folder.glob(".*"):
+        if _PART.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """The folder is ours until the block ends or the process dies; a second holder is told who the first is."""
+    path = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error}); give another folder") from error
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(number, 200, 0).decode("utf-8", "replace").strip() or "another process"
+            raise UserError(f"{folder}: {holder} is working in this folder; wait until it has finished, stop it, or "
+                            "give another folder with --out") from None
+        os.ftruncate(number, 0)
+        os.pwrite(number, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        yield
+    finally:
+        os.close(number)  # which gives the lock back
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes; a pipe, a device or a longer file is refused unread."""
+    try:
+        # Without O_NONBLOCK the opening of a pipe would wait for a writer.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); check its "
+                        "permissions") from None
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a device or a socket"
+            raise DataError(f"{path}: {kind}, not a file; give the path of a regular file")
+        if found.st_size > most:
+            raise DataError(f"{path}: {found.st_size:,} bytes, where at most {most:,} are read; give another file")
+        with open(number, "rb", closefd=False) as file:
+            data = file.read(found.st_size + 1)  # asked for `most`, Python would set that much aside at once
+            if len(data) > found.st_size:
+                data += file.read(most + 1 - len(data))
+    finally:
+        os.close(number)
+    if len(data) > most:
+        raise DataError(f"{path}: grew beyond {most:,} bytes while it was read; give another file")
+    return data
+
+
+def parse_json(data: bytes, name: object) -> Any:
+    """JSON of any origin as Python values, or an error that names the file; NaN and Infinity are refused."""
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not a number of JSON")
+
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:  # cut short, no text at all, or nested without end
+        raise DataError(f"{name}: damaged, not valid JSON ({error}); restore the file or make it again") from None
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
+    return parse_json(read_bytes(path, most), path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -48,9 +141,17 @@ def write_json(path: Path, value: Any) -> None:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file, or an error that says what is wrong with it."""
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(f"{path}: a folder, pipe or device, not a file; give the path of a regular file")
+        if found.st_size > MOST_TENSORS:
+            raise DataError(f"{path}: {found.st_size:,} bytes, where at most {MOST_TENSORS:,} are read")
         with safe_open(path, framework="pt") as file:
             return {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
+    except DataError:
+        raise
     except Exception as error:  # the library raises its own classes for a header that lies
-        raise DataError(f"{path}: not a readable safetensors file ({error}); it may be damaged") from None
+        raise DataError(f"{path}: not a readable safetensors file ({shown(str(error), 200)}); it may be damaged"
+                        ) from None

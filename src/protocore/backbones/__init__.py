@@ -12,8 +12,12 @@ from protocore.backbones.mlp import MLP
 from protocore.backbones.network import Network
 from protocore.backbones.resnet import ResNet
 from protocore.errors import UserError
+from protocore.registry import Registry
 
-__all__ = ["BACKBONES", "Backbone", "BackboneInfo", "GrowingHead", "ImageShape", "Network", "build_network"]
+__all__ = ["BACKBONES", "Backbone", "BackboneInfo", "GrowingHead", "ImageShape", "Network", "build_network",
+           "register"]
+
+Builder = Callable[[ImageShape, int | None, str | None], Backbone]  # from image shape, width and norm
 
 LARGEST_CIFAR_STEM = 64  # pixels; papers take the 3x3 stem for TinyImageNet, the 7x7 one for ImageNet
 
@@ -22,7 +26,7 @@ LARGEST_CIFAR_STEM = 64  # pixels; papers take the 3x3 stem for TinyImageNet, th
 class BackboneInfo:
     """How a backbone is built from image shape, width and norm (None: its own default), and what it is."""
 
-    build: Callable[[ImageShape, int | None, str | None], Backbone]
+    build: Builder
     description: str
 
 
@@ -36,7 +40,7 @@ def _mlp(shape: ImageShape, width: int | None, norm: str | None) -> Backbone:
     return MLP(shape, width=100 if width is None else width)
 
 
-def _resnet(depth: int) -> Callable[[ImageShape, int | None, str | None], Backbone]:
+def _resnet(depth: int) -> Builder:
     def build(shape: ImageShape, width: int | None, norm: str | None) -> Backbone:
         stem = "cifar" if max(shape[1:]) <= LARGEST_CIFAR_STEM else "imagenet"
         width = 64 if width is None else width
@@ -45,12 +49,17 @@ def _resnet(depth: int) -> Callable[[ImageShape, int | None, str | None], Backbo
     return build
 
 
-BACKBONES: dict[str, BackboneInfo] = {
+BACKBONES: Registry[BackboneInfo] = Registry("backbone", {
     "convnet": BackboneInfo(_convnet, "three 3x3 convolutions and a linear layer to 256 features, for CPUs"),
     "resnet18": BackboneInfo(_resnet(18), "ResNet-18; width 64 is the standard, 20 the slim one"),
     "resnet50": BackboneInfo(_resnet(50), "ResNet-50; 7x7 stem for images above 64 pixels"),
     "mlp": BackboneInfo(_mlp, "two hidden layers of 100 units, for MNIST"),
-}
+}.items())
+
+
+def register(name: str, build: Builder, description: str = "", *, replace: bool = False) -> None:
+    """Add a backbone of one's own: `build(image_shape, width, norm)` gives a `Backbone`."""
+    BACKBONES.register(name, BackboneInfo(build, description), replace=replace)
 
 
 def build_network(
@@ -68,12 +77,11 @@ def build_network(
     `width` is the filters of the first convolution (the hidden units of the mlp), `norm` "batch" or "group";
     `mean` and `std`, one value a channel, normalise images in [0, 1] (left out: no normalisation).
     """
-    if name not in BACKBONES:
-        raise UserError(f"backbone: {name!r} is not known; choose one of {', '.join(BACKBONES)}")
+    info = BACKBONES.named(name)
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise UserError(f"image shape: {image_shape} is not (channels, height, width)")
     if width is not None and width < 2:
         raise UserError(f"width: {width} is too small; give 2 filters or more")
     return Network(
-        BACKBONES[name].build(image_shape, width, norm), image_shape, head=head, mean=mean, std=std
+        info.build(image_shape, width, norm), image_shape, head=head, mean=mean, std=std
     )

@@ -25,8 +25,25 @@ def fit_proxy(net: Network, images: Callable[[Tensor], Tensor], labels: Tensor, 
             rows = torch.randint(len(labels), (batch,))
         else:
             rows = torch.multinomial(weights.cpu(), batch, replacement=True)
-        loss = F.cross_entropy(net(images(rows)), labels[rows.to(labels.device)])
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
+        _step(net, optimiser, images(rows), labels[rows.to(labels.device)])
     return net.eval()
+
+
+def fit_passes(net: Network, images: Callable[[Tensor], Tensor], labels: Tensor, *, passes: int, lr: float,
+               batch: int = 32, tell: Callable[[int], object] | None = None) -> Network:
+    """The same in whole passes over all rows, shuffled, in equal parts of at most `batch`: none of a lone image."""
+    net.train()
+    optimiser = torch.optim.SGD(net.parameters(), lr=lr)
+    for done in range(passes):
+        for rows in torch.randperm(len(labels)).tensor_split(-(-len(labels) // batch)):
+            _step(net, optimiser, images(rows), labels[rows.to(labels.device)])
+        if tell:
+            tell(done + 1)
+    return net.eval()
+
+
+def _step(net: Network, optimiser: torch.optim.Optimizer, x: Tensor, labels: Tensor) -> None:
+    loss = F.cross_entropy(net(x), labels)
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    optimiser.step()

@@ -16,7 +16,7 @@ from protocore.methods import METHODS
 RESULT = "result.json"
 FORMAT = 1
 # They change where and how fast a run goes, not what it is.
-BESIDE_THE_POINT = ("data_root", "threads", "memory_format")
+BESIDE_THE_POINT = ("data_root", "strict", "threads", "memory_format")
 OF_EXEMPLARS = ("spc", "capacity", "budget", "codec")  # they mean nothing to a method that keeps none
 NAME_LENGTH = 80  # of the readable part of a folder's name; file systems stop at 255 bytes
 LONG_LIST = 20

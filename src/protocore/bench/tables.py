@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protocore.bench.results import classes_of, exemplars_of, is_decoder, run_labels, saw_everything
-from protocore.config import flag, format_bytes
+from protocore.config import flag, format_bytes, plural
 from protocore.errors import UserError
 from protocore.train.metrics import Matrix
 
@@ -114,7 +114,7 @@ def ledger_table(result: dict[str, Any]) -> Table:
         pays = result.get("decoder_pays_from")
         for e in shared:
             if is_decoder(e):
-                note = f" (pays from {pays} classes)" if pays else ""
+                note = f" (pays from {plural(pays, 'class')})" if pays else ""
                 table.add_row(escape(f"shared: {e['name']}{note}"), f"{e['rows']:,}", f"{e['bytes']:,}")
             else:
                 table.add_row(escape(e["name"]), f"{e['rows']:,}", f"{e['bytes']:,}")

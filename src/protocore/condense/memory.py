@@ -13,6 +13,7 @@ from protocore.condense.loop import Condensed, Goals, Maps, Weights, condense
 from protocore.condense.targets import Targets
 from protocore.decoders.base import Decoder
 from protocore.errors import UserError
+from protocore.memory.plan import Horizon, Plan
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
 
@@ -71,13 +72,14 @@ class CondensedMemory:
     def _encode(self, images: Tensor) -> Tensor:
         return self.decoder.encode(images.to(self.decoder.device))
 
-    def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Tensor, per_class: int,
+    def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Tensor, room: Tensor,
               progress: Callable[[int, int], None] | None = None, *, maps: Maps | None = None,
               layers: Tensor | None = None, images: Tensor | None = None) -> Condensed:
         """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them.
 
         A class that returns with few samples gets few new exemplars: old ones stay beside them as far as there is
-        room. `layers` and `images` are further goals of the targets: what `maps` should say of them, their pictures.
+        room, `room[c]` for class c. `layers` and `images` are further goals of the targets: what `maps` should say of
+        them, their pictures.
         """
         goals = replace(self._goals(features, targets), layers=layers, images=images)
         r, returning = self.recipe, targets.labels.unique().cpu()
@@ -93,7 +95,7 @@ class CondensedMemory:
         new = torch.arange(len(self.exemplars), len(self.exemplars) + len(goals.labels))
         self.exemplars.put_stored(new, made.stored, goals.labels)
         self.exemplars.keep(torch.cat([(~again & ~made_again).nonzero().flatten(), new, again.nonzero().flatten()]))
-        self.exemplars.keep(self.exemplars.first_of_each(per_class))
+        self.exemplars.keep(self.exemplars.first_of_each(room))
         return made
 
     def _goals(self, features: Callable[[Tensor], Tensor], targets: Targets) -> Goals:
@@ -138,9 +140,9 @@ class CondensedMemory:
     def _seen(features: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
         return features(images.to(device).float() / 255)
 
-    def class_bytes(self, classes: int) -> int:
-        """Bytes a class besides its exemplars."""
-        return self.prototypes.class_bytes(classes)
+    def plan(self, at: Horizon, rows: int) -> Plan:
+        """What `tensors` will be."""
+        return self.exemplars.plan(rows, at.top, at.sizes[self.exemplars.name]) | self.prototypes.plan(at.classes)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.exemplars.tensors() | self.prototypes.tensors()

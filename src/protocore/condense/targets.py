@@ -20,13 +20,14 @@ class Targets:
     members: Tensor  # (m, n) bool: the samples that each centre stands for
 
 
-def believed(labels: Tensor, correct: Tensor, least: int = 1) -> Tensor:
-    """Rows that count for their class: the correctly classified ones, or all of a class that has fewer than `least`.
+def believed(labels: Tensor, correct: Tensor, least: int | Tensor = 1) -> Tensor:
+    """Rows that count for their class: the correctly classified ones, or all of a class that has fewer than `least`
+    (a number, or one for each label).
 
     Where the memory has room for more exemplars than a class has correct samples, leaving it empty would be worse.
     """
     counts = torch.bincount(labels[correct], minlength=int(labels.max()) + 1)
-    return correct | (counts < least)[labels]
+    return correct | (counts < (least[: len(counts)].to(counts) if isinstance(least, Tensor) else least))[labels]
 
 
 def k_means(points: Tensor, k: int, iterations: int = 20) -> Tensor:
@@ -48,9 +49,10 @@ def k_means(points: Tensor, k: int, iterations: int = 20) -> Tensor:
     return torch.argsort(rank)[group]
 
 
-def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, keep: Tensor,
+def make_targets(z: Tensor, labels: Tensor, classes: list[int], room: int | Tensor, keep: Tensor,
                  blend: int = 1) -> Targets:
-    """`per_class` centres of each class over the rows in `keep`: its mean, or the centres of a clustering.
+    """`room` centres of each class (a number, or one for each label) over the rows in `keep`: its mean, or the centres
+    of a clustering.
 
     Each centre is the mean of `blend` samples or more, so a class of n rows has at most n // blend centres, and none
     if it has fewer rows: a mean of few samples would give them away.
@@ -59,7 +61,7 @@ def make_targets(z: Tensor, labels: Tensor, classes: list[int], per_class: int, 
     for label in classes:
         rows = ((labels == label) & keep).nonzero().flatten()
         unit = F.normalize(z[rows], dim=1)
-        k = min(per_class, len(rows) // blend)
+        k = min(int(room[label]) if isinstance(room, Tensor) else room, len(rows) // blend)
         if not k:
             continue
         group = k_means(unit, k) if k > 1 else torch.zeros_like(rows)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from protocore.config import Settings
-from protocore.data import formats
-from protocore.data.images import Images, ImageSet, cached
+from protocore.data import folders, formats
+from protocore.data.cache import Kept, cached
+from protocore.data.images import FileImages, ImageSet, refuse_pictures
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
 
@@ -29,10 +30,12 @@ class Benchmark:
     std: tuple[float, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    with_budget: Mapping[str, Any] = field(default_factory=dict)  # for methods with exemplars, where --budget is given
     source: str | None = None  # what `protocore data get` calls its files; None where it needs none
 
 
 _COLOUR = {"augment": "crop4,flip"}
+_FOLDER = {"augment": "crop4", "least_steps": 300}  # few pictures, of which nobody knows whether they may be mirrored
 _CPU_CIFAR100 = {"images_per_class": 125, "epochs": 6, "batch": 64, "replay_batch": 64, "lr": 1e-3}
 _CPU_SMALL = {"images_per_class": 500, "epochs": 3, "batch": 64, "replay_batch": 64, "lr": 1e-3}
 _PAPER = {"batch": 128, "optimizer": "adam", "lr": 0.05, "augment": "rrc,flip"}
@@ -65,10 +68,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         "32x32 colour pictures: 50 tasks of 2", lambda root, size: formats.read_cifar100(root), 2, **_CIFAR100),
     "tinyimagenet-20": Benchmark(
         "64x64 colour pictures: 20 tasks of 10",
-        lambda root, size: _kept(formats.read_tiny_imagenet(root)), 10, **_IMAGENET, source="tinyimagenet",
+        lambda root, size: _kept(folders.read_tiny_imagenet(root)), 10, **_IMAGENET, source="tinyimagenet",
         presets={"cpu": _CPU_CIFAR100 | {"images_per_class": 100}, "paper": _PAPER50}),
     "imagenet1k-100": Benchmark(
-        "ImageNet-1K: 100 tasks of 10", lambda root, size: formats.read_imagenet(root, size or 224), 10, **_IMAGENET,
+        "ImageNet-1K: 100 tasks of 10", lambda root, size: folders.read_imagenet(root, size or 224), 10, **_IMAGENET,
         source="imagenet",
         presets={"cpu": {"image_size": 64, "images_per_class": 100}, "paper": _PAPER50}),
 }
@@ -79,22 +82,27 @@ def cache_folder() -> Path:
 
 
 def _kept(sets: tuple[ImageSet, ImageSet]) -> tuple[ImageSet, ImageSet]:
-    """Picture files decoded once, kept as uint8 on disk and memory-mapped."""
-    def keep(part: ImageSet) -> ImageSet:
-        images: Images = cached(part.images, part.digest, cache_folder())
-        return ImageSet(images, part.labels, part.class_names, part.digest)
+    """Picture files decoded once, kept as uint8 on disk and memory-mapped; those that cannot be read are an error."""
+    kept = [_keep(part) for part in sets]
+    refuse_pictures([(part.images.paths[row], reason) for part, found in zip(sets, kept, strict=True)
+                     if isinstance(part.images, FileImages) for row, reason in found.bad.items()])
+    train, test = (ImageSet(found.images, part.labels, part.class_names, part.digest, part.notes)
+                   for part, found in zip(sets, kept, strict=True))
+    return train, test
 
-    return keep(sets[0]), keep(sets[1])
+
+def _keep(part: ImageSet) -> Kept:
+    return cached(part.images, part.digest, cache_folder())
 
 
-def benchmark_named(name: str) -> Benchmark:
-    """A benchmark of the table, or `folder:PATH`."""
+def benchmark_named(name: str, strict: bool = False) -> Benchmark:
+    """A benchmark of the table, or `folder:PATH`; `strict` as `folders.read_folder` takes it."""
     if name.startswith("folder:"):
         path = Path(name.removeprefix("folder:")).expanduser()
         return Benchmark(
             f"pictures in {path}, one folder a class",
-            lambda root, size: _kept(formats.read_folder(path, size or 32)), 2,
-            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), defaults=_COLOUR)
+            lambda root, size: folders.read_folder(path, size or 32, strict=strict, keep=_keep), 2,
+            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), defaults=_FOLDER, with_budget={"codec": "vqgan:4"})
     if name not in BENCHMARKS:
         near = difflib.get_close_matches(name, BENCHMARKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -108,7 +116,7 @@ def data_root(given: str | None) -> Path:
 
 def open_stream(settings: Settings) -> Stream:
     """The stream that these settings describe, ready to be opened task by task."""
-    benchmark = benchmark_named(settings.benchmark)
+    benchmark = benchmark_named(settings.benchmark, settings.strict)
     root = data_root(settings.data_root)
     if benchmark.source and not root.is_dir():
         raise DataError(
@@ -117,8 +125,10 @@ def open_stream(settings: Settings) -> Stream:
             f"`protocore data get {benchmark.source}`"
         )
     train, test = benchmark.read(root, settings.image_size)
-    return Stream(
+    stream = Stream(
         train, test, classes_per_task=settings.classes_per_task or benchmark.classes_per_task,
         order=settings.class_order, images_per_class=settings.images_per_class, blurry=settings.blurry,
         seed=settings.seed, tasks=settings.tasks,
     )
+    stream.benchmark = settings.benchmark
+    return stream

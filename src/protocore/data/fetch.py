@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.client
 import os
 import re
 import shutil
-import stat
-import tarfile
 import tempfile
-import time
-import urllib.error
-import urllib.request
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from pathlib import Path
+from typing import Literal
 
-from protocore.data import formats
+from protocore.data import folders, formats
+from protocore.data.archives import unpack
 from protocore.data.images import FileImages, ImageSet, blocks
+from protocore.data.transfer import Download, Progress, download
 from protocore.errors import DataError
-
-TIMEOUT = 30.0  # seconds without a byte
-RETRIES = 4  # failures in a row, none of which brought a byte
-PAUSE = 1.0  # seconds before the first retry; doubles
-_BLOCK = 1 << 16
-
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file as published. `checksum` is "md5:..." or "sha256:..."; None: only the size is known."""
-
-    name: str
-    size: int
-    checksum: str | None
 
 
 @dataclass(frozen=True)
@@ -135,7 +114,7 @@ SOURCES: dict[str, Source] = {
     "tinyimagenet": Source(
         "http://cs231n.stanford.edu/",
         (Download("tiny-imagenet-200.zip", 248100043, "md5:90528d7ca1a48142e341f4ef8d21d0de"),),
-        "tiny-imagenet-200", formats.read_tiny_imagenet, (100000, 10000), unpacked=600_000_000),
+        "tiny-imagenet-200", folders.read_tiny_imagenet, (100000, 10000), unpacked=600_000_000),
 }
 
 
@@ -160,7 +139,7 @@ def get(name: str, root: Path, *, base_url: str | None = None, progress: Progres
             raise DataError(f"{root}: {name} needs {need} bytes, {free} are free; choose another --data-root")
         if source.unpacked:
             archive = root / source.files[0].name
-            _download(url, archive, source.files[0], progress)
+            download(url, archive, source.files[0], progress)
             _install(source, archive, folder)
             archive.unlink()
         else:
@@ -198,7 +177,7 @@ def check(name: str, root: Path, *, progress: Callable[[int, int], None] | None 
         folder = root / "imagenet"
         if not folder.is_dir():
             return [Finding(str(folder), "train/WNID/*.JPEG and val/WNID/*.JPEG", "nothing", "missing")]
-        return [_reading(str(folder), lambda: formats.read_imagenet(root), (1281167, 50000))]
+        return [_reading(str(folder), lambda: folders.read_imagenet(root), (1281167, 50000))]
     return _findings(_source(name), root, progress or (lambda done, total: None))
 
 
@@ -264,7 +243,7 @@ def _get_files(source: Source, url: str, folder: Path, found: list[Finding],
         if content.name in good:
             continue
         fresh = folder / f".{file.name}.new"
-        _download(url, fresh, file, progress)
+        download(url, fresh, file, progress)
         for old in (folder / content.name, folder / file.name):
             if old.exists():
                 os.rename(old, _aside(old))
@@ -282,89 +261,6 @@ def _aside(path: Path) -> Path:
     return aside
 
 
-def _download(url: str, target: Path, file: Download, progress: Progress | None) -> None:
-    """Bring `file` to `target`, complete and verified, by way of FILE.part."""
-    part = target.with_name(f"{file.name}.part")
-    if target.is_file() and _mismatch(target, file) is None:
-        return
-    resumed = part.exists()
-    _transfer(url + file.name, part, file, progress)
-    wrong = _mismatch(part, file)
-    if wrong and resumed:  # what was here may be of another file: once more from the start
-        part.unlink()
-        _transfer(url + file.name, part, file, progress)
-        wrong = _mismatch(part, file)
-    if wrong:
-        part.unlink()
-        raise DataError(f"{url}{file.name}: {wrong}; the download was thrown away. Try again or elsewhere")
-    os.replace(part, target)
-
-
-def _mismatch(path: Path, file: Download) -> str | None:
-    size = path.stat().st_size
-    if size != file.size:
-        return f"expected {file.size} bytes, met {size}"
-    if file.checksum is None:
-        return None
-    kind, wanted = file.checksum.split(":")
-    with open(path, "rb") as stream:
-        met = hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
-    return None if met == wanted else f"expected {kind} {wanted}, met {met}"
-
-
-def _transfer(url: str, part: Path, file: Download, progress: Progress | None) -> None:
-    """Fill `part` up to the known size, resuming after every break that brought something."""
-    failures = best = 0
-    while (have := part.stat().st_size if part.exists() else 0) < file.size:
-        try:
-            _request(url, part, have, file, progress)
-            reason = "the connection ended early"
-        except urllib.error.HTTPError as error:
-            if error.code == 416 and have:
-                part.unlink()
-            elif error.code < 500:
-                raise DataError(f"{url}: the server answers {error.code}; try another server") from error
-            reason = f"the server answers {error.code}"
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(error)
-        now = part.stat().st_size if part.exists() else 0
-        failures = 0 if now > max(best, have) else failures + 1
-        best = max(best, now)
-        if failures > RETRIES:
-            raise DataError(f"{url}: {reason}; {now} of {file.size} bytes are here. Run the same command "
-                            "again to go on from there")
-        if now != file.size and failures:
-            time.sleep(PAUSE * 2 ** (failures - 1))
-
-
-def _request(url: str, part: Path, have: int, file: Download, progress: Progress | None) -> None:
-    headers = {"User-Agent": "protocore", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
-        if response.status == 206 and have:
-            if not str(response.headers["Content-Range"]).startswith(f"bytes {have}-"):
-                part.unlink()  # another range than the one asked for: only a fresh start is safe
-                return
-        elif response.status == 200:
-            have = 0
-        else:
-            raise DataError(f"{url}: unexpected answer {response.status}; try another server")
-        length = response.headers["Content-Length"]
-        if length and length.isdigit() and have + int(length) != file.size:
-            raise DataError(f"{url}: the server offers {have + int(length)} bytes, expected {file.size}; "
-                            "this is not the published file. Try another server")
-        with open(part, "ab" if have else "wb") as out:
-            while have <= file.size and (block := response.read(min(_BLOCK, file.size + 1 - have))):
-                out.write(block)
-                have += len(block)
-                if progress is not None:
-                    progress(file.name, have, file.size)
-    if have > file.size:
-        part.unlink()
-        raise DataError(f"{url}: the server sends more than {file.size} bytes; try another server")
-
-
 # unpacking
 
 
@@ -372,7 +268,7 @@ def _install(source: Source, archive: Path, folder: Path) -> None:
     """Unpack beside the folder, check, and only then move it to its place."""
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder.parent) as temporary:
         root = Path(temporary)
-        _unpack(archive, root, source.unpacked)
+        unpack(archive, root, source.unpacked)
         bad = [finding for finding in _findings(source, root) if not finding.ok]
         if bad:
             where = Path(bad[0].path).relative_to(root)
@@ -381,49 +277,3 @@ def _install(source: Source, archive: Path, folder: Path) -> None:
         if folder.exists():
             os.rename(folder, _aside(folder))
         os.rename(root / source.folder, folder)
-
-
-def _unpack(archive: Path, root: Path, limit: int) -> None:
-    """Write the plain files of a tar or zip below `root`.
-
-    Only names and bytes are taken over: no links, devices, owners or permissions, nothing outside `root`, and
-    no more than `limit` bytes.
-    """
-    total = 0
-    try:
-        for name, size, stream in _zip(archive) if archive.suffix == ".zip" else _tar(archive):
-            place = PurePosixPath(name)
-            odd = any(sign in name for sign in "\\:\0")  # a path of Windows, or one cut short by C
-            if odd or place.is_absolute() or ".." in place.parts or not place.parts:
-                raise DataError(f"{archive}: the name {name!r} points outside; do not trust this file")
-            total += size
-            if total > limit:
-                raise DataError(f"{archive}: would unpack to more than {limit} bytes; do not trust this file")
-            target = root / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with stream, open(target, "xb") as out:
-                shutil.copyfileobj(stream, out)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, FileExistsError,
-            NotADirectoryError, gzip.BadGzipFile) as error:
-        raise DataError(f"{archive}: cannot be unpacked ({error}); delete it and get it again") from error
-
-
-def _tar(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:
-            if member.isdir():
-                continue
-            stream = tar.extractfile(member) if member.isreg() else None
-            if stream is None:
-                raise DataError(f"{archive}: {member.name!r} is a link or device; do not trust this file")
-            yield member.name, member.size, stream
-
-
-def _zip(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as bundle:
-        for member in bundle.infolist():
-            if member.is_dir():
-                continue
-            if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-                raise DataError(f"{archive}: {member.filename!r} is a link or device; do not trust this file")
-            yield member.filename, member.file_size, bundle.open(member)

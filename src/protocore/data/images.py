@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import math
+import mmap
 import os
-import re
-import shutil
-import uuid
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from protocore.errors import DataError
+from protocore.errors import DataError, printable
+from protocore.files import read_bytes
+from protocore.pictures import open_picture, quiet
 
+MOST_BYTES = 256 << 20  # of a picture file
+Outcome = tuple[int, int] | str  # width and height of a picture, or why it cannot be read
 _CHUNK_BYTES = 8 << 20
 _POOL_FROM = 32  # pictures; below this, starting threads costs more than they save
+_MOST_THREADS = 8
+_LARGE = 4_000_000  # pixels or bytes; of pictures above it one is decoded at a time, to keep within memory
+_ONE_LARGE = threading.Lock()
+_LISTED = 10  # bad files that an error names
 _LONGEST = 50  # sides a picture may have relative to each other before resizing it would fill the memory
 
 
@@ -35,6 +44,14 @@ class Images(ABC):
     @abstractmethod
     def take(self, indices: np.ndarray) -> np.ndarray:
         """A fresh, writable, contiguous uint8 array (n, channels, height, width)."""
+
+    def attempt(self, indices: np.ndarray) -> tuple[np.ndarray, list[Outcome]]:
+        """As `take`, and for each image the size it had, or why it could not be read (it is black then)."""
+        _, height, width = self.shape
+        return self.take(indices), [(width, height)] * len(indices)
+
+    def release(self) -> None:  # noqa: B027  # most have none
+        """Give the pages of a mapped file back, which else count as memory of ours once they were read."""
 
     def _rows(self, indices: np.ndarray) -> np.ndarray:
         rows = np.asarray(indices)
@@ -61,6 +78,13 @@ class ArrayImages(Images):
     def take(self, indices: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._array[self._rows(indices)])
 
+    def release(self) -> None:
+        base: object = self._array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
+            base.madvise(mmap.MADV_DONTNEED)
+
 
 class JoinedImages(Images):
     """Several sources one after the other, such as the five training files of CIFAR-10."""
@@ -84,49 +108,116 @@ class JoinedImages(Images):
             out[mine] = part.take(rows[mine] - (self._ends[number] - len(part)))
         return out
 
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+class ChosenImages(Images):
+    """Some images of a source, in the order given."""
+
+    def __init__(self, source: Images, rows: Sequence[int] | np.ndarray) -> None:
+        self.source, self.rows, self.shape = source, np.asarray(rows, np.int64), source.shape
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        return self.source.take(self.rows[self._rows(indices)])
+
 
 class FileImages(Images):
-    """Picture files decoded when taken: the shorter side resized to `size`, then the centre cut out."""
+    """Picture files decoded when taken: the shorter side resized to `size`, then the centre cut out.
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], size: int, channels: int = 3) -> None:
+    `hashes` are the sha256 of the files as they were first read ("": not readable, None: not looked at); a file that
+    has changed since is an error and never another picture in silence.
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], size: int, channels: int = 3,
+                 hashes: Sequence[str | None] | None = None) -> None:
         if channels not in (1, 3) or size < 1:
             raise ValueError(f"need 1 or 3 channels and a size of at least 1, got {channels} and {size}")
-        self._paths = tuple(os.fspath(path) for path in paths)
+        self.paths = tuple(os.fspath(path) for path in paths)
+        self.hashes = tuple(hashes) if hashes is not None else (None,) * len(self.paths)
         self.shape = (channels, size, size)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        rows = self._rows(indices)
-        out = np.empty((len(rows), *self.shape), np.uint8)
-
-        def decode(place: int) -> None:
-            out[place] = _decoded(self._paths[rows[place]], self.shape)
-
-        if len(rows) < _POOL_FROM:
-            for place in range(len(rows)):
-                decode(place)
-        else:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                for _ in pool.map(decode, range(len(rows))):
-                    pass  # draining the iterator is what raises a thread's error here
+        out, outcomes = self.attempt(indices)
+        refuse_pictures([(self.paths[row], outcome) for row, outcome in zip(indices, outcomes, strict=True)
+                         if isinstance(outcome, str)])
         return out
 
+    def attempt(self, indices: np.ndarray) -> tuple[np.ndarray, list[Outcome]]:
+        rows = self._rows(indices)
+        out = np.zeros((len(rows), *self.shape), np.uint8)
 
-def _decoded(path: str, shape: tuple[int, int, int]) -> np.ndarray:
-    channels, size, _ = shape
+        def decode(place: int) -> Outcome:
+            path = self.paths[rows[place]]
+            try:
+                out[place], size = _decoded(Path(path), self.hashes[rows[place]], self.shape)
+            except (_ChangedError, MemoryError):
+                raise
+            except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
+                return printable(str(error).removeprefix(f"{path}: ") or type(error).__name__, 200)
+            return size
+
+        with quiet():
+            if len(rows) < _POOL_FROM:
+                return out, [decode(place) for place in range(len(rows))]
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
+                return out, list(pool.map(decode, range(len(rows))))
+
+
+def refuse_pictures(bad: Sequence[tuple[str, str]]) -> None:
+    """One error for all pictures that cannot be read, given as (path, reason)."""
+    if len(bad) == 1:
+        raise DataError(f"{bad[0][0]}: cannot read this picture ({bad[0][1]}); replace or remove it")
+    if bad:
+        raise DataError(f"{len(bad):,} pictures cannot be read; replace or remove them:\n"
+                        + listed(f"{path}: {reason}" for path, reason in bad))
+
+
+def listed(lines: Iterable[str]) -> str:
+    """The first ten, one a line, and how many more there are."""
+    every = [f"  {printable(line, 300)}" for line in lines]
+    more = [f"  and {len(every) - _LISTED:,} more"] if len(every) > _LISTED else []
+    return "\n".join(every[:_LISTED] + more)
+
+
+class _ChangedError(DataError):
+    """A file is no longer what was read at first: nothing may be concluded about it, and nothing kept."""
+
+
+def _decoded(path: Path, expected: str | None, shape: tuple[int, int, int]) -> tuple[np.ndarray, tuple[int, int]]:
+    changed = f"{path}: changed while it was being read; run again"
     try:
-        with Image.open(path) as picture:
-            if picture.mode[0] in "IF":
-                raise ValueError(f"pixels of more than 8 bits (mode {picture.mode}); save it with 8 bits")
-            width, height = picture.size
-            short = min(width, height)
-            if max(width, height) > _LONGEST * short:
-                raise ValueError(f"{width} x {height} pixels is too narrow to cut a square from")
-            plain = picture.convert("RGB" if channels == 3 else "L")
-    except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
-        raise DataError(f"{path}: cannot read this picture ({error}); replace or remove it") from error
+        data = read_bytes(path, MOST_BYTES)
+    except DataError as error:
+        raise _ChangedError(changed) if expected else error from None
+    if expected is not None and hashlib.sha256(data).hexdigest() != expected:
+        raise _ChangedError(changed)
+    with open_picture(io.BytesIO(data)) as picture:
+        size = picture.size
+        large = math.prod(size) > _LARGE or len(data) > _LARGE
+        with _ONE_LARGE if large else contextlib.nullcontext():
+            return _square(picture, shape, large), size
+
+
+def _square(picture: Image.Image, shape: tuple[int, int, int], large: bool) -> np.ndarray:
+    channels, size, _ = shape
+    mode = "RGB" if channels == 3 else "L"
+    if picture.mode[0] in "IF":
+        raise ValueError(f"pixels of more than 8 bits (mode {picture.mode}); save it with 8 bits")
+    if max(picture.size) > _LONGEST * min(picture.size):
+        raise ValueError(f"{picture.width} x {picture.height} pixels is too narrow to cut a square from")
+    if large:  # a JPEG is then unpacked at half, a quarter or an eighth of its sides; other formats as they are
+        picture.draft(None, (4 * size, 4 * size))
+    picture.load()
+    plain = picture if picture.mode == mode else picture.convert(mode)
+    (width, height), short = plain.size, min(plain.size)
     if short != size:
         width, height = round(width * size / short), round(height * size / short)
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
@@ -137,70 +228,15 @@ def _decoded(path: str, shape: tuple[int, int, int]) -> np.ndarray:
 
 def blocks(images: Images) -> Iterator[tuple[int, np.ndarray]]:
     """All images in order, a few megabytes at a time, each block with the index of its first image."""
+    for rows in blocks_of(images):
+        yield int(rows[0]), images.take(rows)
+
+
+def blocks_of(images: Images) -> Iterator[np.ndarray]:
+    """All row numbers in order, in blocks of a few megabytes of images."""
     step = max(1, _CHUNK_BYTES // math.prod(images.shape))
     for start in range(0, len(images), step):
-        yield start, images.take(np.arange(start, min(start + step, len(images))))
-
-
-def cached(images: Images, key: str, folder: Path,
-           progress: Callable[[int, int], None] | None = None) -> ArrayImages:
-    """The same images from one memory-mapped .npy in `folder`, written on the first call.
-
-    `key` names the content (a digest); the image shape is part of the file name. A file that is cut short or
-    of another shape is made again. `progress` is told the images done and the images in all.
-    """
-    if not re.fullmatch(r"[\w-][\w.-]*", key, re.ASCII):
-        raise ValueError(f"cache key {key!r} must be letters, digits, '_', '-' and '.'")
-    if not len(images):
-        return ArrayImages(np.empty((0, *images.shape), np.uint8))
-    path = Path(folder) / f"{key}-{'x'.join(map(str, images.shape))}.npy"
-    wanted = (len(images), *images.shape)
-    try:
-        found = _mapped(path, wanted)
-        if found is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(images, path, wanted, progress)
-            found = _mapped(path, wanted)
-    except OSError as error:
-        raise DataError(f"{path}: cannot keep the decoded images there ({error}); choose a folder that "
-                        "is writable and has room") from error
-    if found is None:
-        raise DataError(f"{path}: changed while it was being written; run again")
-    return ArrayImages(found)
-
-
-def _mapped(path: Path, wanted: tuple[int, ...]) -> np.ndarray | None:
-    """The cache file if it is sound; otherwise it is removed."""
-    if not path.exists():
-        return None
-    try:
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError):  # not a header of numpy, or shorter than its header says
-        array = None
-    if (array is not None and array.shape == wanted and array.dtype == np.uint8 and array.flags.c_contiguous
-            and path.stat().st_size == array.offset + array.nbytes):
-        return array
-    path.unlink(missing_ok=True)
-    return None
-
-
-def _write(images: Images, path: Path, wanted: tuple[int, ...],
-           progress: Callable[[int, int], None] | None) -> None:
-    need, free = math.prod(wanted), shutil.disk_usage(path.parent).free
-    if need > free:  # a memory map on a full disk ends in a bus error, not in an exception
-        raise OSError(f"{need} bytes are needed, {free} are free")
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        array = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=wanted)
-        for start, block in blocks(images):
-            array[start:start + len(block)] = block
-            if progress is not None:
-                progress(start + len(block), len(images))
-        array.flush()
-        del array
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+        yield np.arange(start, min(start + step, len(images)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +247,7 @@ class ImageSet:
     labels: np.ndarray
     class_names: tuple[str, ...]
     digest: str
+    notes: tuple[str, ...] = ()  # what a user should know: how much was read, what was left out
 
     def __post_init__(self) -> None:
         if self.labels.dtype != np.int64 or self.labels.ndim != 1:
@@ -229,15 +266,36 @@ def array_set(images: Images, labels: np.ndarray, class_names: Sequence[str]) ->
     digest.update(np.ascontiguousarray(labels, "<i8").data)
     for _, block in blocks(images):
         digest.update(block.data)
+        images.release()
     return ImageSet(images, labels, tuple(class_names), digest.hexdigest())
 
 
 def file_set(base: Path, files: Sequence[tuple[str, int, int]], class_names: Sequence[str], size: int,
-             channels: int = 3) -> ImageSet:
-    """A set of picture files, given as (name relative to `base`, bytes, label) and identified by these."""
-    digest = hashlib.sha256()
-    for name, length, label in files:
-        digest.update(f"{name}\0{length}\0{label}\n".encode())
-    images = FileImages([os.path.join(base, name) for name, _, _ in files], size, channels)
+             channels: int = 3, hashed: bool = True) -> ImageSet:
+    """A set of picture files, given as (name relative to `base`, bytes, label).
+
+    Names, labels and the content of the files identify it: all of them are read here. Without `hashed` their lengths
+    stand for the content, for sets that nobody reads through at every start.
+    """
+    paths = [os.path.join(base, name) for name, _, _ in files]
+    hashes = [content_hash(Path(path)) for path in paths] if hashed else [None] * len(paths)
+    digest = files_digest([(name, found if hashed else str(length), label)
+                           for (name, length, label), found in zip(files, hashes, strict=True)])
     labels = np.array([label for _, _, label in files], np.int64)
-    return ImageSet(images, labels, tuple(class_names), digest.hexdigest())
+    return ImageSet(FileImages(paths, size, channels, hashes), labels, tuple(class_names), digest)
+
+
+def content_hash(path: Path) -> str:
+    """The sha256 of a file, or "" where it cannot be read; reading it as a picture then says why."""
+    try:
+        return hashlib.sha256(read_bytes(path, MOST_BYTES)).hexdigest()
+    except DataError:
+        return ""
+
+
+def files_digest(files: Iterable[tuple[str, str | None, int]]) -> str:
+    """The digest of (name, what identifies the content, label)."""
+    digest = hashlib.sha256()
+    for name, content, label in files:
+        digest.update(f"{name}\0{content}\0{label}\n".encode())
+    return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from protocore.config import plural
 from protocore.data.images import ArrayImages, Images, ImageSet
 from protocore.data.orders import class_order
 from protocore.errors import DataError, SealError, UserError
@@ -24,8 +26,9 @@ class Task:
     """The training data of one task. `take` gives copies only; after `close` it raises `SealError`."""
 
     def __init__(self, images: Images, labels: np.ndarray, rows: np.ndarray | None = None,
-                 index: int | None = None) -> None:
+                 index: int | None = None, class_names: Sequence[str] | None = None) -> None:
         self.index = index  # None where the method must not know which task this is
+        self.class_names = None if class_names is None else tuple(class_names)  # of label 0, 1, ...
         self.image_shape = images.shape
         self._images: Images | None = images
         self._rows = np.arange(len(labels)) if rows is None else rows
@@ -39,8 +42,9 @@ class Task:
         self._length = len(self._rows)
 
     @classmethod
-    def from_arrays(cls, images: np.ndarray | Tensor, labels: Sequence[int] | np.ndarray | Tensor) -> Task:
-        """A task from uint8 images (N, C, H, W) and whole-number labels."""
+    def from_arrays(cls, images: np.ndarray | Tensor, labels: Sequence[int] | np.ndarray | Tensor,
+                    class_names: Sequence[str] | None = None) -> Task:
+        """A task from uint8 images (N, C, H, W) and whole-number labels; `class_names` of label 0, 1, ..."""
         array, y = np.asarray(images), np.asarray(labels)
         if array.ndim != 4 or array.dtype != np.uint8:
             raise UserError(f"images must be uint8 of shape (N, C, H, W); met {array.dtype} {array.shape}")
@@ -48,7 +52,10 @@ class Task:
             raise UserError(f"labels must be {len(array)} whole numbers; met {y.dtype} {y.shape}")
         if len(y) and y.min() < 0:
             raise UserError(f"labels must be whole numbers from 0; met {y.min()}")
-        return cls(ArrayImages(array), y)
+        if class_names is not None and len(y) and y.max() >= len(class_names):
+            raise UserError(f"label {y.max()} has no name: class_names holds {plural(len(class_names), 'name')}, for "
+                            f"labels from 0 to {len(class_names) - 1}")
+        return cls(ArrayImages(array), y, class_names=class_names)
 
     def __len__(self) -> int:
         return self._length
@@ -120,6 +127,10 @@ class Task:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise SealError(f"{self._name()} cannot be copied or pickled: the copy would outlive the seal")
 
+    def name_of(self, label: int) -> str:
+        """What the class is called, as errors say it."""
+        return f"class {label}" if self.class_names is None else f"class {self.class_names[label]!r}"
+
     def _name(self) -> str:
         return "this task" if self.index is None else f"task {self.index + 1}"
 
@@ -157,11 +168,12 @@ class Stream:
                  tasks: int | None = None) -> None:
         count = len(train.class_names)
         if classes_per_task > count:
-            raise UserError(f"--classes-per-task {classes_per_task}: the data has only {count} classes")
+            raise UserError(f"--classes-per-task {classes_per_task}: the data has only {plural(count, 'class')}")
         positions = np.empty(count, dtype=np.int64)
         positions[class_order(order, count)] = np.arange(count)
         self.image_shape = train.images.shape
-        self.digest = train.digest
+        self.digest = hashlib.sha256(f"{train.digest} {test.digest}".encode()).hexdigest()
+        self.notes = train.notes  # what a user should know of the data
         self.task_classes = [tuple(range(i, min(i + classes_per_task, count)))
                              for i in range(0, count, classes_per_task)][:tasks]
         coming = self.task_classes[-1][-1] + 1
@@ -178,6 +190,7 @@ class Stream:
                 names = ", ".join(self.class_names[c] for c in classes)
                 raise DataError(f"there are no test images for the task of {names}: its accuracy cannot be measured")
             self.tests.append(TestPart(test.images, test_rows, test_labels[test_rows], classes))
+        self.benchmark: str | None = None  # its name, where it has one
         self._opened: list[Task] = []
 
     @staticmethod
@@ -213,7 +226,7 @@ class Stream:
         still_open = [task for task in self._opened if not task.closed]
         if still_open:
             raise SealError("open one task at a time: close the one before first")
-        task = Task(self._train.images, self._labels, self._task_rows[index], index)
+        task = Task(self._train.images, self._labels, self._task_rows[index], index, self.class_names)
         self._opened = [task]
         return task
 
@@ -232,8 +245,8 @@ class Stream:
 
     def window(self, rows: np.ndarray) -> Task:
         """Some rows of the stream as a task without identity (online learning)."""
-        return Task(self._train.images, self._labels, rows)
+        return Task(self._train.images, self._labels, rows, class_names=self.class_names)
 
     def everything(self) -> Task:
         """All tasks as one: only the upper bound `joint` may ask for it."""
-        return Task(self._train.images, self._labels, np.concatenate(self._task_rows))
+        return Task(self._train.images, self._labels, np.concatenate(self._task_rows), class_names=self.class_names)

@@ -12,9 +12,20 @@ from protocore.decoders.jpeg import JPEG
 from protocore.decoders.pixels import Pixels
 from protocore.decoders.vqgan import load, shipped
 from protocore.decoders.webp import WebP
-from protocore.errors import DataError, UserError
+from protocore.errors import DataError, UserError, shown
+from protocore.registry import Registry
 
-__all__ = ["DECODERS", "Decoder", "ImageShape", "decoder_named", "decoder_told", "is_told", "way_to"]
+__all__ = [
+    "DECODERS",
+    "Decoder",
+    "ImageShape",
+    "Wish",
+    "decoder_named",
+    "decoder_told",
+    "is_told",
+    "register",
+    "way_to",
+]
 
 _NUMBER = re.compile("[0-9]{1,9}")  # `isdigit` takes ² for a digit, which `int` does not
 _TOLD = re.compile("([A-Za-z0-9][A-Za-z0-9 _.+-]{0,63})(:[0-9]{1,9})?(,entropy)?")
@@ -78,8 +89,10 @@ def _taming(shape: ImageShape, wish: Wish) -> Decoder:
     return taming.load(configs[0], weights[0], shape)
 
 
+Builder = Callable[[ImageShape, Wish], Decoder]
+
 # name -> (builder, what it is)
-DECODERS: dict[str, tuple[Callable[[ImageShape, Wish], Decoder], str]] = {
+DECODERS: Registry[tuple[Builder, str]] = Registry("codec", {
     "pixels": (_pixels, "plain uint8 pixels, squashed to the image range"),
     "webp": (_webp, "WebP without its header; webp:Q for quality Q"),
     "jpeg": (_jpeg, "JPEG without its tables; jpeg:Q for quality Q"),
@@ -88,7 +101,12 @@ DECODERS: dict[str, tuple[Callable[[ImageShape, Wish], Decoder], str]] = {
               "vqgan:N,entropy gives frequent codes fewer bits"),
     "diffusers": (_diffusers, "codes of a diffusers VQModel; diffusers:FOLDER or diffusers:HUB-ID"),
     "taming": (_taming, "codes of a taming-transformers VQGAN; taming:FOLDER with its .yaml and .ckpt"),
-}
+}.items())
+
+
+def register(name: str, build: Builder, description: str = "", *, replace: bool = False) -> None:
+    """Add a codec of one's own: `build(image_shape, wish)` gives a `Decoder`; `wish.number` is N of NAME:N."""
+    DECODERS.register(name, (build, description), replace=replace)
 
 
 def decoder_named(name: str, image_shape: ImageShape) -> Decoder:
@@ -98,7 +116,7 @@ def decoder_named(name: str, image_shape: ImageShape) -> Decoder:
     if rest:
         rest, comma, options = rest.partition(",")
     if kind not in DECODERS:
-        raise UserError(f"--codec {name!r} is unknown; choose one of {', '.join(DECODERS)}")
+        raise UserError(f"--codec {shown(name)} is unknown; choose one of {', '.join(DECODERS)}")
     sweeps, entropy = 0, False
     for word in options.split(",") if comma else ():
         number = word.removeprefix("sweeps=")

@@ -74,6 +74,11 @@ class Decoder(ABC):
         """Bytes of one exemplar, or None where they depend on the picture."""
 
     @property
+    def largest(self) -> int | None:
+        """Bytes that no exemplar exceeds, whatever the picture; None where nobody knows."""
+        return self.exemplar_bytes
+
+    @property
     @abstractmethod
     def digest(self) -> str:
         """SHA-256 of whatever the decoder's output depends on (weights, version, shape)."""

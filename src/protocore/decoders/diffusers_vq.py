@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from protocore.decoders.base import ImageShape
-from protocore.decoders.taming import CodebookDecoder
+from protocore.decoders.codebook import CodebookDecoder
 from protocore.errors import DataError, UserError
 
 

@@ -6,6 +6,7 @@ zero bytes are left out, so what is stored is as long as its information, to the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -30,6 +31,12 @@ class EntropyCoder:
         shares = np.asarray(frequencies, dtype=np.float64)
         self._models = [stream.model.Categorical(row / row.sum(), perfect=False) for row in shares]
         self.codes = shares.shape[1]
+        rarest = np.log2(shares.sum(1) / shares.min(1).clip(1e-9)) + 0.1  # a little more, since shares are rounded
+        self._bits = float(rarest.clip(0, _MOST_BITS).sum())
+
+    def largest(self, positions: int) -> int:
+        """Bytes that no indices exceed, even if all of them are the rarest."""
+        return math.ceil(positions * self._bits / 8) + 8
 
     def pack(self, indices: NDArray[np.integer]) -> list[bytes]:
         """Indices (N, stages, positions) to N byte strings."""

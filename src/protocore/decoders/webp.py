@@ -16,11 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from protocore.decoders.base import Decoder, ImageShape
 from protocore.errors import DataError, UserError
+from protocore.pictures import open_picture, quiet
 
 _HEADER = 30  # bytes in front of the first partition
 _START_CODE = b"\x9d\x01\x2a"
@@ -104,12 +105,12 @@ class PictureCodec(Decoder):
         """Decode a whole file to (H, W, C), once its header has shown the right size."""
         channels, height, width = self.image_shape
         try:
-            with Image.open(io.BytesIO(file), formats=[self.name.upper()]) as picture:
+            with quiet(), open_picture(io.BytesIO(file), [self.name.upper()]) as picture:
                 if picture.size != (width, height):
                     raise DataError(f"its header says {picture.size[0]} x {picture.size[1]}")
                 picture.load()
                 read = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"damaged ({error})") from error
         return read.reshape(height, width, channels)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from protocore.memory.plan import Plan
 from protocore.memory.prototypes import DTYPES
 
 
@@ -49,7 +50,7 @@ class Covariances:
             rows = zip(numbers, triangles, scales, strict=True)
             self._rows = {number: (triangle.to(self._dtype), scale.clone()) for number, triangle, scale in rows}
 
-    def planned(self, count: int) -> dict[str, Tensor]:
+    def plan(self, count: int) -> Plan:
         """What `tensors` will be of so many matrices."""
-        triangles = torch.zeros(1, dtype=self._dtype).expand(count, self._at.shape[1])
-        return {f"{self.name}/triangles": triangles, f"{self.name}/scales": torch.zeros(count)}
+        return {f"{self.name}/triangles": (self._dtype, (count, self._at.shape[1])),
+                f"{self.name}/scales": (torch.float32, (count,))} if count else {}

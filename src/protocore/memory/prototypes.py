@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from protocore.errors import DataError
+from protocore.memory.plan import Plan
 from protocore.memory.store import smallest_dtype
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
@@ -58,9 +59,15 @@ class PrototypeStore:
     def _decoded(stored: Tensor, step: Tensor | None) -> Tensor:
         return stored.float() if step is None else stored.float() * step.float()[:, None]
 
-    def class_bytes(self, classes: int) -> int:
-        step = 2 if self._dtype == torch.int8 else 0
-        return self.dim * self._dtype.itemsize + step + smallest_dtype(max(classes - 1, 0)).itemsize
+    def plan(self, classes: Collection[int]) -> Plan:
+        """What `tensors` will be once all these classes are stored."""
+        count = len(classes)
+        if not count:
+            return {}
+        plan: Plan = {"features": (self._dtype, (count, self.dim)), "labels": (smallest_dtype(max(classes)), (count,))}
+        if self._dtype == torch.int8:
+            plan["steps"] = torch.float16, (count,)
+        return {f"{self.name}/{key}": shaped for key, shaped in plan.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         if not self._vectors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocore.decoders.base import Decoder, ImageShape
+from protocore.decoders.base import Decoder
 from protocore.errors import DataError
+from protocore.memory.codings import Codings
+from protocore.memory.plan import Plan, Shaped, Size
 
 _LABELS = (torch.uint8, torch.uint16, torch.int32)
 
@@ -20,56 +21,6 @@ _LABELS = (torch.uint8, torch.uint16, torch.int32)
 def smallest_dtype(largest: int) -> torch.dtype:
     """The narrowest type that holds class numbers up to `largest`: labels are bytes too."""
     return next(t for t in _LABELS if largest <= torch.iinfo(t).max)
-
-
-def at_once(image_shape: ImageShape) -> int:
-    """Pictures that are coded or decoded together, so that a large store or large pictures take no more memory."""
-    return min(256, max(1, 2**20 // math.prod(image_shape)))
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
-
-
-class Codings:
-    """What a lossy decoder stores of images. Those of the open task are coded once, whoever asks for them again.
-
-    They are part of the task's data: `forget` goes with its end.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self._known: dict[bytes, bytes] = {}
-
-    @torch.no_grad()
-    def of(self, images: Tensor, *, remember: bool = False) -> list[bytes]:
-        """The bytes of uint8 images (N, C, H, W)."""
-        if not self._known and not remember:
-            return self._code(images)
-        names = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in images.cpu().numpy()]
-        new = {name: row for row, name in enumerate(names) if name not in self._known}
-        found = dict(zip(new, self._code(images[list(new.values())]), strict=True)) if new else {}
-        if remember:
-            self._known |= found
-        return [found[name] if name in found else self._known[name] for name in names]
-
-    def images(self, stored: list[bytes]) -> Tensor:
-        """What replay sees of them, uint8."""
-        made = torch.empty(len(stored), *self.decoder.image_shape, dtype=torch.uint8)
-        size = at_once(self.decoder.image_shape)
-        for at in range(0, len(stored), size):
-            part = stored[at : at + size]
-            made[at : at + len(part)] = to_uint8(self.decoder.decode(self.decoder.from_bytes(part)))
-        return made
-
-    def forget(self) -> None:
-        self._known = {}
-
-    def _code(self, images: Tensor) -> list[bytes]:
-        stored: list[bytes] = []
-        for part in images.split(at_once(self.decoder.image_shape)) if len(images) else ():
-            stored += self.decoder.to_bytes(self.decoder.encode(part.to(self.decoder.device).float() / 255))
-        return stored
 
 
 @dataclass
@@ -227,28 +178,52 @@ class ExemplarStore:
         within = (torch.rand(n) * counts[picked]).long()
         return self.at(order[offsets[picked] + within])
 
-    def first_of_each(self, n: int) -> Tensor:
-        """Slots of up to n exemplars of every class, the oldest."""
+    def first_of_each(self, n: int | Tensor) -> Tensor:
+        """Slots of up to n exemplars of every class, the oldest; n may be a number for each label."""
+        order, rank = self._ranked()
+        return order[rank < (n[self.labels[order]] if isinstance(n, Tensor) else n)]
+
+    def by_turns(self) -> Tensor:
+        """All slots: the oldest of every class, then the second of every class, and so on."""
+        order, rank = self._ranked()
+        return order[rank.argsort(stable=True)]
+
+    def _ranked(self) -> tuple[Tensor, Tensor]:
+        """Slots by class, and how many of the same class come before each."""
         _, counts, offsets, order = self._by_class()
-        rank = torch.arange(len(order)) - offsets.repeat_interleave(counts)
-        return order[rank < n]
+        return order, torch.arange(len(order)) - offsets.repeat_interleave(counts)
 
     # -- bytes ---------------------------------------------------------------------------------------------
 
-    def row_bytes(self, classes: int, sample: Callable[[], Tensor] | None = None) -> int:
-        """Bytes of one exemplar with its label and columns.
+    def size(self, sample: Callable[[], Tensor]) -> Size:
+        """Bytes of one coded exemplar. Where they depend on the picture: of those stored, else of those in `sample`."""
+        fixed = self.decoder.exemplar_bytes
+        if fixed is not None:
+            return Size(fixed, fixed)
+        lengths = [len(s) for s in self._stored or self.codings.of(sample())]
+        return Size(sum(lengths) / len(lengths), max(lengths))
 
-        Where they depend on the picture: the mean of those stored, or of `sample()` while there are none.
-        """
-        size = self.decoder.exemplar_bytes
-        if size is None:
-            stored = self._stored
-            if not stored and sample is not None:
-                stored = self.codings.of(sample())
-            lengths = [len(s) for s in stored] or [math.prod(self.decoder.image_shape)]
-            size = math.ceil(sum(lengths) / len(lengths)) + smallest_dtype(max(lengths)).itemsize
-        columns = sum(v[:1].numel() * v.element_size() for v in self._columns.values())
-        return size + smallest_dtype(max(classes - 1, 0)).itemsize + columns
+    def plan(self, rows: int, top: int, size: Size, columns: Mapping[str, Shaped] | None = None) -> Plan:
+        """What `tensors` will be of so many exemplars, with labels up to `top` and rows of these columns."""
+        if not rows:
+            return {}
+        shape = self.decoder.image_shape if self.decoder.lossless else (size.most,)
+        plan: Plan = {"bytes": (torch.uint8, (rows, *shape)), "labels": (smallest_dtype(top), (rows,))}
+        if self.decoder.exemplar_bytes is None:
+            plan["bytes"] = torch.uint8, (math.ceil(rows * size.mean),)
+            plan["lengths"] = smallest_dtype(size.most), (rows,)
+        plan |= {name: (dtype, (rows, *tail)) for name, (dtype, tail) in (columns or {}).items()}
+        return {f"{self.name}/{key}": shaped for key, shaped in plan.items()}
+
+    def cut(self, plan: Plan, slots: Tensor) -> Plan:
+        """The plan of the same memory with these exemplars only."""
+        left = dict(plan)
+        for key in {"bytes", "labels", "lengths", *self._columns} & {k.removeprefix(f"{self.name}/") for k in plan}:
+            dtype, shape = plan[f"{self.name}/{key}"]
+            long = key == "bytes" and self.decoder.exemplar_bytes is None
+            rows = sum(len(self._stored[i]) for i in slots.tolist()) if long else len(slots)
+            left[f"{self.name}/{key}"] = dtype, (rows, *shape[1:])
+        return left
 
     def saved_bytes(self) -> int:
         """What the pixels of these exemplars would take, less what their codes take."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from protocore.errors import UserError
 from protocore.methods.adc import ADC
 from protocore.methods.base import Batch, Method, Tools
@@ -25,39 +23,22 @@ from protocore.methods.pass_ import PASS
 from protocore.methods.pbcs import PBCS
 from protocore.methods.protocore import ProtoCore
 from protocore.methods.rm import RainbowMemory
+from protocore.registry import Registry
 
-__all__ = ["METHODS", "Batch", "Method", "Tools", "method_named"]
+__all__ = ["METHODS", "Batch", "Method", "Tools", "method_named", "register"]
 
-METHODS: dict[str, type[Method]] = {
-    m.name: m
-    for m in (
-        Finetune,
-        Joint,
-        ER,
-        DER,
-        DERpp,
-        EWC,
-        LwF,
-        CFlat,
-        ICaRL,
-        RainbowMemory,
-        OnPro,
-        OCS,
-        CSReL,
-        BCSR,
-        PBCS,
-        FeCAM,
-        PASS,
-        LDC,
-        ADC,
-        ProtoCore,
-    )
-}
+METHODS: Registry[type[Method]] = Registry("method", ((m.name, m) for m in (
+    Finetune, Joint, ER, DER, DERpp, EWC, LwF, CFlat, ICaRL, RainbowMemory, OnPro, OCS, CSReL, BCSR, PBCS, FeCAM, PASS,
+    LDC, ADC, ProtoCore,
+)))
+
+
+def register(method: type[Method], *, replace: bool = False) -> type[Method]:
+    """Add a method of one's own under its `name`. It works as a decorator of the class."""
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise UserError(f"{method!r} is no method: give a subclass of protocore.methods.Method")
+    return METHODS.register(method.name, method, replace=replace)
 
 
 def method_named(name: str) -> type[Method]:
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"unknown method {name!r}{hint} (known: {', '.join(METHODS)})")
-    return METHODS[name]
+    return METHODS.named(name)

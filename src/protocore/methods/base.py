@@ -16,10 +16,17 @@ from protocore.config import Options, Settings
 from protocore.data.augment import Transform, to_float
 from protocore.data.stream import Task
 from protocore.decoders.base import Decoder
+from protocore.memory.codings import Codings
+from protocore.memory.plan import Horizon, Plan, file_size
 from protocore.memory.quota import Allowance
-from protocore.memory.store import Codings, ExemplarStore
+from protocore.memory.store import ExemplarStore
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
+
+
+def sample_of(task: Task, count: int = 64) -> Tensor:
+    """Some of the task's images, evenly over it: what a codec makes of them tells what an exemplar will take."""
+    return task.take(torch.linspace(0, len(task) - 1, min(count, len(task))).long())
 
 
 @dataclass
@@ -58,7 +65,7 @@ class Tools:
     @property
     def allowance(self) -> Allowance:
         s = self.settings
-        return Allowance(s.spc, s.capacity, s.budget, self.resuming)
+        return Allowance(s.spc, s.capacity, s.budget)
 
     def store(self, name: str = "exemplars") -> ExemplarStore:
         return ExemplarStore(self.decoder, name, self.codings)
@@ -94,7 +101,9 @@ class Method:
     """Hooks of a continual-learning method; every one of them has a default, `loss` apart.
 
     A subclass states its paper in the docstring's first line, its options in `Options`, and in `defaults` and
-    `presets` the settings and options that its paper asks for.
+    `presets` the settings and options that its paper asks for. The key of a preset is its name, followed by what else
+    must hold: `paper cifar100` is for that data set (what `data get` calls it), `paper online` and `paper cflat` for
+    runs with these flags. Of those that hold the later wins, those for online runs last.
     """
 
     name: ClassVar[str] = ""
@@ -108,6 +117,7 @@ class Method:
     sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
     outputs: ClassVar[int] = 1  # rows of the head for each class
     class_bytes: ClassVar[int | None] = 0  # kept a class on CIFAR-100 in its default settings; None: all the data
+    invents = False  # whether exemplars may be other pictures than those of the data (means, condensed ones)
     checks: ClassVar[str] = ""  # what stands behind the implementation, for `protocore list methods`
 
     def __init__(self, tools: Tools, options: Any) -> None:
@@ -116,7 +126,13 @@ class Method:
         self.options = options
         self.seen: list[int] = []  # classes of the tasks begun so far, ascending
         self.current: list[int] = []  # classes of the present task
+        self.first_classes: list[int] = []  # classes of the first task, online of the first window
         self.extra: nn.Module | None = None  # trained with the network, not used to predict (a projection, say)
+
+    @classmethod
+    def form_for(cls, settings: Settings) -> type[Method]:
+        """The class that learns under these settings: a method may have a form of its own for online streams."""
+        return cls
 
     def wants_training(self, task: Task) -> bool:
         """Whether the network is trained on this task at all."""
@@ -155,6 +171,18 @@ class Method:
     def stores(self) -> list[ExemplarStore]:
         """The exemplar stores, to be looked at."""
         return []
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        """What `state` will be then, with so many exemplars in all: its size is known before the training."""
+        return {}
+
+    def horizon(self, task: Task) -> Horizon:
+        """The present task. Exemplars of unequal size count as those stored on average, else as the task's images."""
+        return Horizon(tuple(self.seen), {s.name: s.size(lambda: sample_of(task)) for s in self.stores()},
+                       images=len(task), of_class=int(task.labels.bincount().max()))
+
+    def bytes_at(self, at: Horizon, rows: int) -> int:
+        return file_size(self.planned(at, rows))
 
     def records(self) -> dict[str, Tensor]:
         """What a figure wants to know and the memory does not keep: a file of its own in the run folder."""

@@ -14,7 +14,4 @@ class CFlat(ER):
     paper = "Bian et al. 2024, Make Continual Learning Stronger via C-Flat"
     class_bytes = 61_466
     defaults: ClassVar = {**ER.defaults, "cflat": True}
-    presets: ClassVar = {
-        "paper": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
-    }
     checks = "quadratic oracle, limits, draws and batch statistics of the four evaluations; digits end to end"

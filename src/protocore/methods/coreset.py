@@ -10,9 +10,10 @@ from torch import Tensor
 
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
+from protocore.memory.fill import settle
+from protocore.memory.plan import Horizon, Plan
 from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.replay import sample_of, settle
 
 
 class Pool:
@@ -62,9 +63,6 @@ class Coreset(Method):
         super().__init__(tools, options)
         self.store = tools.store()
 
-    def begin_task(self, task: Task) -> None:
-        self.per_class(task)  # a budget that cannot hold the new classes is an error now, not after the training
-
     def draw(self, n: int | None = None) -> Drawn | None:
         """A replay batch, uniform over the exemplars, or None while there are none."""
         n = self.tools.settings.replay_batch if n is None else n
@@ -83,21 +81,24 @@ class Coreset(Method):
         with self.tools.timed("select"):
             was_training = self.net.training
             self.net.eval()
-            per_class = self.per_class(task)
+            room = self.room(task)
             pool = Pool(task, self.store, self.tools)
-            chosen, columns = self.select(pool, per_class)
+            chosen, columns = self.select(pool, room)
             others = torch.isin(self.store.labels, pool.labels.unique(), invert=True).nonzero().flatten()
-            self.replace(pool, chosen, self.shrink(others, per_class), columns)
+            self.replace(pool, chosen, self.shrink(others, room), columns)
             self.settle()
             self.net.train(was_training)
 
-    def select(self, pool: Pool, per_class: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Candidates to keep (numbers in the pool, the most important of each class first), and their columns."""
+    def select(self, pool: Pool, room: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Candidates to keep (numbers in the pool, the most important of each class first), and their columns.
+
+        Of class c there is room for `room[c]`.
+        """
         raise TypeError(f"{type(self).__name__} selects nothing")
 
-    def shrink(self, others: Tensor, per_class: int) -> Tensor:
+    def shrink(self, others: Tensor, room: Tensor) -> Tensor:
         """Which exemplars stay, of the slots `others` (classes not in the pool): the first of each class."""
-        return others[torch.isin(others, self.store.first_of_each(per_class))]
+        return others[torch.isin(others, self.store.first_of_each(room))]
 
     def replace(self, pool: Pool, chosen: Tensor, others: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Keep these others and the chosen candidates, in this order; nothing that is stored is coded again."""
@@ -114,18 +115,13 @@ class Coreset(Method):
     def settle(self) -> None:
         settle(self.tools.settings.budget, self.store, self.state)
 
-    def per_class(self, task: Task) -> int:
-        classes = max(len(self.seen), 1)
-        row = self.store.row_bytes(classes, lambda: sample_of(task)) + self.column_bytes()
-        return self.tools.allowance.per_class(classes, row, self.other_bytes())
+    def room(self, task: Task) -> Tensor:
+        """Exemplars of each class, by label."""
+        at = self.horizon(task)
+        return self.tools.allowance.room(at.classes, lambda rows: self.bytes_at(at, rows))
 
-    def column_bytes(self) -> int:
-        """Bytes that each exemplar carries beside image and label, while the store does not know of them yet."""
-        return 0
-
-    def other_bytes(self) -> int:
-        """Bytes of whatever else the method keeps."""
-        return 0
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        return self.store.plan(rows, at.top, at.sizes[self.store.name])
 
     def stores(self) -> list[ExemplarStore]:
         return [self.store]

@@ -1,9 +1,8 @@
-"""CSReL: keep the samples whose loss can still be reduced (Tong et al., ICLR 2025), memory rebuilt at task ends."""
+"""CSReL: keep the samples whose loss can still be reduced (Tong et al., ICLR 2025). Online: see csrel_stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -11,61 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.backbones import Network
-from protocore.backbones.proxy import fit_proxy
-from protocore.config import Options, option
+from protocore.backbones.proxy import fit_passes, fit_proxy
+from protocore.config import Settings
 from protocore.data.stream import Task
+from protocore.memory.plan import Horizon, Plan
 from protocore.memory.store import smallest_dtype
-from protocore.methods.base import Batch, Tools
+from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.coreset import Coreset, Pool
-from protocore.methods.replay import sample_of
-from protocore.methods.selection import best, quota
+from protocore.methods.csrel_options import BATCH, PRESETS, CSReLOptions
+from protocore.methods.csrel_stream import CSReLStream
+from protocore.methods.losses import sum_of_means
+from protocore.methods.selection import greedy, quota
 
 TASK = "exemplars/task"
-BATCH = 32  # of the reference model and of the models on the coreset
-
-
-@dataclass(frozen=True)
-class CSReLOptions(Options):
-    """Replay, and what a selection costs."""
-
-    alpha: float = option(1.0, "weight α of the replay loss", least=0)
-    replay: str = option("sub", "what a step replays: a batch of the memory (sub), or all of it, with the sum of its "
-                         "tasks' means (full)", choices=("sub", "full"))
-    balance: str = option("auto", "on: every class has equal room, shared among the tasks it came in; off: tasks share "
-                          "the memory, whatever their classes; auto: on with --spc or --online",
-                          choices=("auto", "on", "off"))
-    ref_epochs: int = option(6, "passes over the task of the reference model", least=1)
-    ref_lr: float = option(0.05, "learning rate of the reference model (sgd)", above=0)
-    proxy_steps: int = option(8, "steps of each model trained on the coreset so far", least=1)
-    proxy_lr: float = option(0.05, "learning rate of these models (sgd)", above=0)
-    selection_steps: int = option(10, "increments in which a coreset grows, a new model for each", least=1)
-    prv: int = option(0, "exemplars of every old task that the reference model learns, too (the variant -prv)", least=0)
-
-
-def greedy(reference: Tensor, kinds: Tensor, room: Tensor, selection_steps: int,
-           losses_after: Callable[[Tensor], Tensor], tell: Callable[[int, int], object] | None = None) -> Tensor:
-    """Candidates in the order of being picked, each time those of largest ReL(z) = L(z; θ_S) - L(z; θ_ref).
-
-    `reference` are the losses L(z; θ_ref), `losses_after(S)` gives L(z; θ_S) of all candidates under a model trained
-    on the candidates S; of kind k `room[k]` are picked.
-    """
-    count = int(torch.minimum(room, kinds.bincount(minlength=len(room))).sum())
-    step = max(count // selection_steps, 1)
-    picked = torch.empty(0, dtype=torch.int64)
-    while len(picked) < count:
-        reducible = losses_after(picked) - reference
-        free = torch.ones(len(kinds), dtype=torch.bool)
-        free[picked] = False
-        left, still = free.nonzero().flatten(), room - kinds[picked].bincount(minlength=len(room))
-        picked = torch.cat([picked, left[best(reducible[left], kinds[left], still, min(step, count - len(picked)))]])
-        if tell:
-            tell(len(picked), count)
-    return picked
-
-
-def sum_of_means(losses: Tensor, tasks: Tensor) -> Tensor:
-    """Σ over tasks of the mean loss of the task's exemplars."""
-    return (losses / tasks.bincount()[tasks]).sum()
 
 
 class CSReL(Coreset):
@@ -74,28 +31,22 @@ class CSReL(Coreset):
     name = "csrel"
     paper = "Tong et al. 2025, Coreset Selection via Reducible Loss in Continual Learning"
     class_bytes = 61_574
-    keeps = "exemplars, their reference losses and tasks"
+    keeps = "exemplars, their reference losses and tasks (online: their logits)"
     Options = CSReLOptions
     defaults: ClassVar = {"spc": 20}
-    presets: ClassVar = {
-        # Split-CIFAR-100: 200 exemplars, hence up to 40 models of 7 steps for each task in memory, after every task.
-        "paper": {"optimizer": "sgd", "lr": 0.02, "epochs": 100, "batch": 32, "replay_batch": 32, "alpha": 4.0,
-                  "ref_epochs": 10, "ref_lr": 3e-3, "proxy_steps": 7, "proxy_lr": 5e-3, "selection_steps": 40},
-        # Fewer and larger increments, and larger steps in a shorter training of the reference model.
-        "cpu": {"ref_epochs": 4, "proxy_steps": 7, "selection_steps": 5},
-    }
+    presets: ClassVar = PRESETS
     checks = "oracles of the paper's formulas; digits end to end"
 
     options: CSReLOptions
 
     def __init__(self, tools: Tools, options: CSReLOptions) -> None:
         super().__init__(tools, options)
-        s = tools.settings
-        self.balanced = options.balance == "on" or (options.balance == "auto" and (s.spc is not None or s.online))
+        self.balanced = options.balance == "on" or (options.balance == "auto" and tools.settings.spc is not None)
         self.sizes = torch.zeros(0, 1, dtype=torch.int64)  # of the pools: a row each task, balanced a column each class
 
-    def begin_task(self, task: Task) -> None:
-        self.room(task)  # a budget that cannot hold the new classes is an error now, not after the training
+    @classmethod
+    def form_for(cls, settings: Settings) -> type[Method]:
+        return CSReLStream if settings.online else cls
 
     def loss(self, batch: Batch) -> Tensor:
         smoothing, full = self.tools.settings.label_smoothing, self.options.replay == "full"
@@ -133,15 +84,13 @@ class CSReL(Coreset):
         """Of an old task's exemplars as many as still have room, by the reference losses stored with them."""
         slots = (self.store.column("task") == task).nonzero().flatten()
         rows = pool.new + slots
-        if bool((kinds[rows].bincount(minlength=len(room)) <= room).all()):
-            return rows  # picking all of them changes nothing
         return rows[self.grown(pool, rows, self.store.column("reference")[slots], kinds, room,
                                f"selecting anew, task {task + 1} of {len(self.sizes)}")]
 
     def grown(self, pool: Pool, rows: Tensor, reference: Tensor, kinds: Tensor, room: Tensor, what: str) -> Tensor:
         """`greedy` over these candidates, every θ_S an untrained network trained for a few steps."""
         if bool((kinds[rows].bincount(minlength=len(room)) <= room).all()):
-            return torch.arange(len(rows))
+            return torch.arange(len(rows))  # picking all of them changes nothing
         labels = pool.labels[rows].to(self.tools.device)
 
         def losses_after(picked: Tensor) -> Tensor:
@@ -159,15 +108,9 @@ class CSReL(Coreset):
         net, o = self.tools.fresh(self.net.classes), self.options
         older = [rows[torch.randperm(len(rows))[torch.arange(o.prv) % len(rows)]] for rows in kept if len(rows)]
         rows = torch.cat([torch.arange(pool.new), *older])
-        optimiser = torch.optim.SGD(net.parameters(), lr=o.ref_lr)
-        for epoch in range(o.ref_epochs):
-            for part in rows[torch.randperm(len(rows))].tensor_split(-(-len(rows) // BATCH)):  # none of a lone image
-                loss = F.cross_entropy(net(self.view(pool, part)), pool.labels[part].to(self.tools.device))
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
-            self.tools.progress("training a reference model", epoch + 1, o.ref_epochs)
-        return net
+        return fit_passes(net, lambda at: self.view(pool, rows[at]), pool.labels[rows].to(self.tools.device),
+                          passes=o.ref_epochs, lr=o.ref_lr, batch=BATCH,
+                          tell=lambda done: self.tools.progress("training a reference model", done, o.ref_epochs))
 
     @torch.no_grad()
     def losses(self, net: Network, pool: Pool, rows: Tensor) -> Tensor:
@@ -188,19 +131,18 @@ class CSReL(Coreset):
         return torch.cat([F.pad(self.sizes, (0, new.shape[1] - self.sizes.shape[1])), new])
 
     def room(self, task: Task) -> Tensor:
-        """Slots of each kind: an equal share of every class seen, or all of them."""
-        # A reference loss of 4 bytes and a task number, which is narrower on disk than in the working copy.
-        number = smallest_dtype(len(self.sizes)).itemsize
-        columns = number - 4 if len(self.store) else number + 4
-        row = self.store.row_bytes(len(self.seen), lambda: sample_of(task)) + columns
-        sizes = self.with_task(task)
-        other = sizes.numel() * smallest_dtype(int(sizes.max())).itemsize
-        total = self.tools.allowance.total(len(self.seen), row, other, tensors=6)
-        room = torch.zeros(sizes.shape[1], dtype=torch.int64)
+        """Slots of each kind: a share of every class seen, or all of them."""
         if self.balanced:
-            room[self.seen] = total // len(self.seen)
-            return room
-        return room + total
+            return super().room(task)
+        at = self.horizon(task)
+        return torch.tensor([self.tools.allowance.total(len(at.classes), lambda rows: self.bytes_at(at, rows))])
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        tasks, kinds = max(at.tasks, len(self.sizes) + 1), at.top + 1 if self.balanced else 1
+        most = max([at.of_class if self.balanced else at.images, *self.sizes.flatten().tolist()])
+        columns: Plan = {"reference": (torch.float32, ()), "task": (smallest_dtype(tasks - 1), ())}
+        return (self.store.plan(rows, at.top, at.sizes[self.store.name], columns)
+                | {"pools/sizes": (smallest_dtype(most), (tasks, kinds))})
 
     def state(self) -> dict[str, Tensor]:
         kept = self.store.tensors()

@@ -12,8 +12,8 @@ from torch import Tensor
 from protocore.config import option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
+from protocore.memory.plan import Horizon, Plan
 from protocore.memory.prototypes import DTYPES
-from protocore.memory.quota import HEADER_RESERVE
 from protocore.memory.store import Drawn
 from protocore.methods.base import Batch, Tools
 from protocore.methods.replay import ReplayMethod, ReplayOptions
@@ -67,9 +67,8 @@ class DER(ReplayMethod):
     Options = DEROptions
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 0.03, "batch": 32, "replay_batch": 32, "full_head": True},
-        # Few steps: without labels the stored logits need all outputs, and a weight that does not shrink with their
-        # number: the printed norm.
-        "cpu": {"full_head": True, "distance": "norm", "alpha": 0.1},
+        "paper cifar100": {"schedule": "steps:35,45"},
+        "paper tinyimagenet": {"alpha": 0.1},
     }
     checks = "oracles of the paper's formulas; published S-MNIST figures; digits end to end"
 
@@ -78,12 +77,13 @@ class DER(ReplayMethod):
         self.dtype = DTYPES[options.logit_dtype]
 
     def begin_task(self, task: Task) -> None:
-        # The rows of the column grow with the head; the store knows only of the part that is there.
-        stored = self.memory.store.at(torch.arange(0)).columns.get("logits", torch.empty(0, 0))
-        more = self.net.classes - stored.shape[1]
-        self.memory.make_room(len(self.seen), task, more * self.dtype.itemsize, HEADER_RESERVE)
-        if self.options.unseen == "fill" and len(self.memory.store) and more:
+        super().begin_task(task)
+        store = self.memory.store
+        if self.options.unseen == "fill" and len(store) and store.column("logits").shape[1] < self.net.classes:
             self.fill()
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        return self.memory.plan(at, rows, {"logits": (self.dtype, (max(self.net.classes, at.top + 1),))})
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -128,7 +128,7 @@ class DERpp(DER):
 
     name = "derpp"
     Options = DERppOptions
-    presets: ClassVar = {"paper": DER.presets["paper"]}
+    presets: ClassVar = {"paper": DER.presets["paper"], "paper cifar100": DER.presets["paper cifar100"]}
 
     options: DERppOptions
 

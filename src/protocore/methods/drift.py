@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protocore.config import option
 from protocore.data.stream import Task
-from protocore.memory.ledger import check_budget, ledger_of
+from protocore.memory.plan import Horizon, Plan
 from protocore.methods.base import Tools
 from protocore.methods.lwf import LwF, LwFOptions
 from protocore.methods.means import ClassMeans, at_home, by_class, nearest_mean_scores
@@ -37,15 +37,15 @@ class Drift(LwF):
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 2e-4, "schedule": "steps:45,90",
                   "epochs": 100, "batch": 128, "head": "cosine"},
+        "paper tinyimagenet": {"lr": 0.001},
     }
 
     def __init__(self, tools: Tools, options: DriftOptions) -> None:
         super().__init__(tools, options)
         self.means = ClassMeans(self.net.dim, options.prototype_dtype)
 
-    def begin_task(self, task: Task) -> None:
-        check_budget(ledger_of(self.means.planned(self.seen)), self.tools.settings.budget, len(self.seen))
-        super().begin_task(task)
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        return self.means.plan(at.classes)
 
     def end_task(self, task: Task) -> None:
         with self.tools.timed("compensate"):

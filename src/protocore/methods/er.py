@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,15 @@ class ER(ReplayMethod):
     paper = "Chaudhry et al. 2019, On Tiny Episodic Memories"
     checks = "reservoir statistics; published S-MNIST figures; digits end to end"
     Options = EROptions
+    presets: ClassVar = {  # mammoth's; its 50 and 100 epochs are those of the benchmarks
+        "paper": {"optimizer": "sgd", "lr": 0.1, "batch": 32, "replay_batch": 32},
+        "paper cifar100": {"schedule": "steps:35,45"},
+        # C-Flat around replay, its authors' recipe of all tasks but the first. They shuffle 2,000 exemplars among 5,000
+        # new images: about one replayed image to two new ones.
+        "paper cflat": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4, "epochs": 170,
+                        "schedule": "steps:80,120,150", "batch": 128, "replay_batch": 64},
+        "paper online": {"lr": 0.06, "schedule": "constant", "batch": 10, "replay_batch": 10},  # ocl_survey's
+    }
 
     options: EROptions
 

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from protocore.config import Options, option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.errors import BudgetError
+from protocore.memory.plan import Horizon, Plan
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import masked_cross_entropy
 
@@ -92,6 +92,7 @@ class EWC(Method):
     Options = EWCOptions
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 0.03, "batch": 32},
+        "paper tinyimagenet": {"strength": 25.0},
     }
     checks = "closed forms of the Fisher matrix; loops over samples; digits end to end (task-incremental)"
 
@@ -103,11 +104,13 @@ class EWC(Method):
         self.anchor: Named = {}
         self.before = 0  # classes that had been seen when F was last renewed
 
-    def begin_task(self, task: Task) -> None:
-        budget, needed = self.tools.settings.budget, 2 * sum(p.nbytes for p in self._parameters().values())
-        if budget is not None and budget < needed:
-            raise BudgetError(f"--budget {budget:,} bytes cannot hold two values for each parameter of the network: "
-                              f"{needed:,} bytes and a header; give more, or a smaller --width")
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        """Two values for each parameter; those of the head have a row for each class, but for a cosine head's scale."""
+        outputs = max(self.net.classes if self.tools.settings.full_head else 0, at.top + 1)
+        shapes = {name: (outputs, *p.shape[1:]) if name.startswith("head.") and p.ndim else tuple(p.shape)
+                  for name, p in self._parameters().items()}
+        return {f"{part}/{name}": (torch.float32, shape) for part in ("fisher", "anchor")
+                for name, shape in shapes.items()}
 
     def loss(self, batch: Batch) -> Tensor:
         rivals = torch.tensor(self.current if self.options.current == "new" else self.seen, device=batch.labels.device)

@@ -14,7 +14,7 @@ from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.covariances import Covariances
-from protocore.memory.ledger import check_budget, ledger_of
+from protocore.memory.plan import Horizon, Plan, plan_of
 from protocore.methods.base import Tools
 from protocore.methods.finetune import Finetune
 from protocore.methods.means import ClassMeans, at_home, by_class
@@ -99,7 +99,7 @@ class FeCAM(Finetune):
     defaults: ClassVar = {"head": "cosine"}
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine",
-                  "head": "cosine"},
+                  "epochs": 200, "batch": 128, "head": "cosine"},
     }
     checks = "worked example and invariances of the distance; digits end to end"
 
@@ -118,10 +118,9 @@ class FeCAM(Finetune):
     def wants_training(self, task: Task) -> bool:
         return self.tasks < self.first
 
-    def begin_task(self, task: Task) -> None:
-        if self.tools.settings.budget is not None:  # too small a one is an error now, not after the training
-            plan = self.covariances.planned(1 if self.shared else len(self.seen)) | self._counter()
-            check_budget(ledger_of(self.means.planned(self.seen) | plan), self.tools.settings.budget, len(self.seen))
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        matrices = min(len(at.classes), 1) if self.shared else len(at.classes)
+        return self.means.plan(at.classes) | self.covariances.plan(matrices) | plan_of(self._counter())
 
     def end_task(self, task: Task) -> None:
         with self.tools.timed("statistics"):

@@ -63,6 +63,7 @@ class ICaRL(Coreset):
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 2.0, "momentum": 0.9, "weight_decay": 2e-5, "schedule": "steps:49,63",
                   "epochs": 70, "batch": 128, "full_head": True, "mix": "share"},
+        "paper imagenet": {"schedule": "steps:20,30,40,50", "epochs": 60},
     }
 
     options: ICaRLOptions
@@ -118,14 +119,19 @@ class ICaRL(Coreset):
         self.previous.drop()
         self.task, self.shown, self.cached = None, self.shown[:0], None
 
+    def room(self, task: Task) -> Tensor:
+        """With --capacity K the published m = K / t, rounded down; a budget in bytes is used up."""
+        room = super().room(task)
+        return room if self.tools.settings.budget else room.clamp(max=int(room[self.seen].min()))
+
     @torch.no_grad()
-    def select(self, pool: Pool, per_class: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def select(self, pool: Pool, room: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Herding of each class, on normalised features of un-augmented images."""
         phi = torch.cat([F.normalize(self.net.features(x).float(), dim=1).cpu() for _, x, _ in pool.batches()])
         classes, chosen = pool.labels.unique().tolist(), []
         for done, label in enumerate(classes):
             of_class = (pool.labels == label).nonzero().flatten()
-            chosen.append(of_class[herding(phi[of_class], per_class)])
+            chosen.append(of_class[herding(phi[of_class], int(room[label]))])
             self.tools.progress("herding", done + 1, len(classes))
         return torch.cat(chosen), {}
 

@@ -15,6 +15,11 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: Tensor, temper
     return F.cross_entropy(logits[:, classes] / temperature, position[labels], label_smoothing=label_smoothing)
 
 
+def sum_of_means(losses: Tensor, tasks: Tensor) -> Tensor:
+    """Σ over tasks of the mean loss of the task's exemplars."""
+    return (losses / tasks.bincount()[tasks]).sum()
+
+
 def distillation(logits: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """Cross entropy of softened outputs, mean over the batch, without the factor τ² (Hinton; LwF): both (N, C)."""
     return F.cross_entropy(logits / temperature, F.softmax(teacher.detach() / temperature, dim=1))

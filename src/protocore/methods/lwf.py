@@ -34,7 +34,8 @@ class LwF(Method):
     paper = "Li, Hoiem 2016, Learning without Forgetting"
     Options = LwFOptions
     presets: ClassVar = {
-        "paper": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
+        "paper": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4, "epochs": 250,
+                  "schedule": "steps:60,120,180,220", "batch": 128},
     }
     checks = "oracles of the paper's formulas; digits end to end"
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.data.stream import Task
+from protocore.memory.plan import Plan
 from protocore.memory.prototypes import PrototypeStore
 from protocore.methods.losses import class_means
 
@@ -42,7 +43,6 @@ class ClassMeans(PrototypeStore):
 
     def __init__(self, dim: int, dtype: str = "float16", name: str = "prototypes") -> None:
         super().__init__(dim, dtype, name)
-        self.dtype = dtype
         self.counts: dict[int, int] = {}
 
     def update(self, z: Tensor, labels: Tensor, anew: Collection[int] = ()) -> None:
@@ -56,9 +56,6 @@ class ClassMeans(PrototypeStore):
             self.set([label], mean[None])
             self.counts[label] = before + count
 
-    def class_bytes(self, classes: int) -> int:
-        return super().class_bytes(classes) + 4
-
     def tensors(self) -> dict[str, Tensor]:
         kept = super().tensors()
         if kept:
@@ -71,9 +68,6 @@ class ClassMeans(PrototypeStore):
         counts = tensors.get(f"{self.name}/counts")
         self.counts = {} if counts is None else dict(zip(self.classes, counts.tolist(), strict=True))
 
-    def planned(self, classes: Collection[int]) -> dict[str, Tensor]:
-        """What `tensors` will be once all these classes are stored: its size is known before the training."""
-        plan = ClassMeans(self.dim, self.dtype, self.name)
-        plan.set(sorted(classes), torch.zeros(len(classes), self.dim))
-        plan.counts = dict.fromkeys(classes, 1)
-        return plan.tensors()
+    def plan(self, classes: Collection[int]) -> Plan:
+        more: Plan = {f"{self.name}/counts": (torch.int32, (len(classes),))}
+        return super().plan(classes) | (more if classes else {})

@@ -13,7 +13,7 @@ from torch import Tensor
 from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.memory.ledger import check_budget, ledger_of
+from protocore.memory.plan import Horizon, Plan, plan_of
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import radius
 from protocore.methods.means import ClassMeans, at_home
@@ -92,10 +92,11 @@ class PASS(Method):
 
     def begin_task(self, task: Task) -> None:
         self.home = at_home(task)
-        check_budget(ledger_of(self.means.planned(self.seen) | {"statistics/sigma": self.sigma}),
-                     self.tools.settings.budget, len(self.seen))
         if self.replayed:
             self.previous.freeze(self.net)
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        return self.means.plan(at.classes) | plan_of({"statistics/sigma": self.sigma})
 
     def loss(self, batch: Batch) -> Tensor:
         o, old = self.options, self.replayed

@@ -156,8 +156,10 @@ class PBCS(Coreset):
     Options = PBCSOptions
     defaults: ClassVar = {"spc": 20}
     presets: ClassVar = {
-        # The released command for data summaries; there is none for continual learning.
-        "paper": {"outer_steps": 2000, "inner_steps": 300, "inner_lr": 5e-3, "draws": 1},
+        # The selection is the released command for data summaries. There is none for continual learning: the training
+        # is that of its published reruns beside experience replay.
+        "paper": {"optimizer": "sgd", "lr": 0.1, "batch": 32, "replay_batch": 32, "outer_steps": 2000,
+                  "inner_steps": 300, "inner_lr": 5e-3, "draws": 1},
         # A tenth of the outer and of the inner steps, the latter ten times as long.
         "cpu": {"outer_steps": 200, "inner_steps": 30, "inner_lr": 0.05},
     }
@@ -171,12 +173,11 @@ class PBCS(Coreset):
         self.balanced = options.balance == "on" or (
             options.balance == "auto" and (s.spc is not None or s.online or s.blurry > 0))
 
-    def select(self, pool: Pool, per_class: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def select(self, pool: Pool, room: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         o = self.options
         classes, labels = pool.labels.unique(return_inverse=True)
         kinds = labels if self.balanced else torch.zeros_like(labels)
-        room = torch.full((len(classes),) if self.balanced else (1,), per_class)
-        room *= len(classes) // len(room)
+        room = room[classes] if self.balanced else room[classes].sum()[None]
         if bool((kinds.bincount() <= room).all()):
             return torch.randperm(len(pool)), {}
         # Candidates at random, but of every kind as many as there is room for.
@@ -205,11 +206,11 @@ class PBCS(Coreset):
         z = z / z.square().sum(1).mean().sqrt().clamp(min=1e-12)
         return torch.cat([z, z.new_ones(len(z), 1)], 1)
 
-    def shrink(self, others: Tensor, per_class: int) -> Tensor:
+    def shrink(self, others: Tensor, room: Tensor) -> Tensor:
         """The most probable of each class; without --balance its share of the memory stays what it was."""
         if self.balanced:
-            return super().shrink(others, per_class)
+            return super().shrink(others, room)
         labels = self.store.labels[others]
         counts = labels.bincount()
-        room = quota(min(per_class * int((counts > 0).sum()), len(others)), counts)
-        return others[rank_in_class(labels) < room[labels]]
+        left = quota(min(int(room[labels.unique()].sum()), len(others)), counts)
+        return others[rank_in_class(labels) < left[labels]]

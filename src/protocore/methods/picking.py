@@ -88,7 +88,7 @@ class Picking(Coreset):
 
     # -- the end of a task ---------------------------------------------------------------------------------
 
-    def select(self, pool: Pool, per_class: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def select(self, pool: Pool, room: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         # Candidates first, in the method's order; where they do not suffice for a class, the others by chance.
         wanted = torch.ones(len(pool), dtype=torch.bool)
         wanted[: pool.new] = self.picked
@@ -100,24 +100,25 @@ class Picking(Coreset):
             with self.exact():
                 parts = [self.last_layer(x) for _, x, _ in pool.batches(rows=rows)]
                 h, labels = torch.cat([h for h, _ in parts]), pool.labels[rows]
-                keep = min(per_class * len(labels.unique()), len(rows))
+                keep = min(int(room[labels.unique()].sum()), len(rows))
                 order = self.ranked(h, labels.to(h.device), parts[0][1], keep).cpu()
             by_chance[: len(rows)] = rows[order]
-        return by_chance[rank_in_class(pool.labels[by_chance]) < per_class], {}
+        labels = pool.labels[by_chance]
+        return by_chance[rank_in_class(labels) < room[labels]], {}
 
     def ranked(self, h: Tensor, labels: Tensor, theta: Tensor, keep: int) -> Tensor:
         """The order of the candidates for the memory, the most wanted first; `keep` of them will stay."""
         raise TypeError(f"{type(self).__name__} ranks nothing")
 
-    def shrink(self, others: Tensor, per_class: int) -> Tensor:
+    def shrink(self, others: Tensor, room: Tensor) -> Tensor:
         """Of classes that hold too many exemplars the best in the order of `ranked_old` stay, where they are."""
         labels = self.store.labels[others]
-        if not len(others) or int(labels.bincount().max()) <= per_class:
+        if bool((rank_in_class(labels) < room[labels]).all()):
             return others
         with self.exact():
             h, theta = self.of_memory(others)
             order = self.ranked_old(h, labels.to(h.device), theta).cpu()
-        return others[order[rank_in_class(labels[order]) < per_class].sort().values]
+        return others[order[rank_in_class(labels[order]) < room[labels[order]]].sort().values]
 
     def ranked_old(self, h: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
         """The order of exemplars of earlier classes, when the memory holds fewer of each class."""

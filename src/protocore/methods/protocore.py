@@ -7,21 +7,24 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.condense.loop import flat_maps
 from protocore.condense.memory import CondensedMemory
 from protocore.condense.targets import Targets, believed, layer_goals, make_targets
+from protocore.config import plural
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
+from protocore.memory.fill import settle
+from protocore.memory.plan import Horizon, Plan
+from protocore.memory.quota import by_label
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.losses import class_means, masked_cross_entropy, mixed_prototypes, prototype_loss, radius
 from protocore.methods.means import at_home
 from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
-from protocore.methods.replay import Replay, sample_of, settle
+from protocore.methods.replay import Replay
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
 
@@ -54,6 +57,7 @@ class ProtoCore(Method):
         if o.target == "sample" and tools.space == "codec":
             raise UserError("--target sample has no meaning with --replay-space codec: there the network sees nothing "
                             "of a sample but its code; take --replay-space mix")
+        self.invents = recipe.start != "nearest" or recipe.steps > 0
         self.blend = 1 if recipe.start == "nearest" else o.blend
         self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
@@ -71,23 +75,23 @@ class ProtoCore(Method):
         # a returning class in a blurry stream do not count as a whole class. Without them: len(current).
         counts = task.labels.bincount().double()
         self.about = float(torch.special.entr(counts / counts.sum()).sum().exp())
-        self.per_class(task)  # a budget that cannot hold the new classes is an error now, not after the training
-        self.check_blend(counts)
+        self.check_blend(task, counts)
         if self.real:
-            self.real.make_room(len(self.seen), task, per_class=self.options.real)
+            self.real.resize(by_label(self.seen, [self.options.real] * len(self.seen)))
+            self.exemplars.keep(self.exemplars.first_of_each(self.room(task)))  # room for the real ones, which come now
         self.steps = 0
         self.renew_table()
 
-    def check_blend(self, counts: Tensor) -> None:
+    def check_blend(self, task: Task, counts: Tensor) -> None:
         """A class that comes once, with too few samples for a blend, would be forgotten without a word."""
         s, held = self.tools.settings, self.exemplars.counts()
         if s.online or s.blurry or self.tools.resuming:  # it may come again with more, or has been let in already
             return
         for label in self.current:
             if counts[label] < self.blend and label not in held:
-                raise UserError(f"class {label} comes with {int(counts[label])} samples, and a synthetic exemplar "
-                                f"stands for --blend {self.blend} or more, so that it gives none of them away: bring "
-                                "more of them, lower --blend (at least 2), or take --exemplars coded")
+                raise UserError(f"{task.name_of(label)} comes with {plural(int(counts[label]), 'sample')}, and a "
+                                f"synthetic exemplar stands for --blend {self.blend} or more, so that it gives none of "
+                                "them away: bring more of them, lower --blend (at least 2), or take --exemplars coded")
 
     def loss(self, batch: Batch) -> Tensor:
         o, now, n = self.options, len(batch.labels), self.tools.settings.replay_batch
@@ -113,14 +117,15 @@ class ProtoCore(Method):
             noise[now : now + len(synthetic)].normal_().mul_(self.sigma.to(z))
             z = z + noise
         logits = self.net.logits(z) / o.task_temperature
-        rivals = torch.tensor(self.current if o.masked else self.seen, device=y.device)
+        seen = torch.tensor(self.seen, device=y.device)  # fewer than the outputs with --full-head
+        rivals = torch.tensor(self.current, device=y.device) if o.masked else seen
         loss = loss + o.task_cur * masked_cross_entropy(logits[:now], y[:now], rivals)
         # Equal weight a class over all seen ones: the current data stand for the current classes.
         share = self.about / len(self.seen) if o.balanced else 0.0
         if len(y) > now:
-            loss = loss + o.task_pre * (1 - share) * F.cross_entropy(logits[now:], y[now:])
+            loss = loss + o.task_pre * (1 - share) * masked_cross_entropy(logits[now:], y[now:], seen)
         if share:
-            loss = loss + o.task_pre * share * F.cross_entropy(logits[:now], y[:now])
+            loss = loss + o.task_pre * share * masked_cross_entropy(logits[:now], y[:now], seen)
         return loss
 
     def renew_table(self) -> None:
@@ -134,6 +139,8 @@ class ProtoCore(Method):
     def after_step(self, batch: Batch) -> None:
         if self.real and batch.first_pass:
             self.real.offer(batch.images, batch.labels.cpu())
+            if self.tools.decoder.exemplar_bytes is None:
+                self.settle()
         self.steps += 1
         if self.steps % self.options.prototype_every == 0 and (self.options.cur_pro or self.options.pre_pro):
             self.renew_table()
@@ -149,15 +156,15 @@ class ProtoCore(Method):
                 correct = torch.ones_like(correct)
             if self.sigma.isnan():
                 self.sigma = radius(z, labels)[None].cpu()
-            classes, per_class = list(task.classes), self.per_class(task)
-            rows = believed(labels, correct, per_class * self.blend)
-            targets = make_targets(z, labels, classes, per_class, rows, self.blend)
+            classes, room = list(task.classes), self.room(task)
+            rows = believed(labels, correct, room * self.blend)
+            targets = make_targets(z, labels, classes, room, rows, self.blend)
             if self.options.target == "sample":
                 targets = replace(targets, features=z[targets.nearest])
             if len(targets.labels):
-                self.condense(task, targets, per_class)
+                self.condense(task, targets, room)
             else:  # no class has samples enough for a blend; what is stored may still have to make room
-                self.exemplars.keep(self.exemplars.first_of_each(per_class))
+                self.exemplars.keep(self.exemplars.first_of_each(room))
             if self.options.record:
                 self.kept_records |= {"real": z.cpu(), "real labels": labels.cpu()}
             # A class that only visits, with a few samples, keeps the prototype of the task that was about it.
@@ -165,13 +172,16 @@ class ProtoCore(Method):
             classes = [c for c in classes if c in home or c not in self.condensed.prototypes]
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
             self.condensed.prototypes.set(classes, means)
+        self.settle()
+
+    def settle(self) -> None:
         settle(self.tools.settings.budget, self.exemplars, self.state)
 
-    def condense(self, task: Task, targets: Targets, per_class: int) -> None:
+    def condense(self, task: Task, targets: Targets, room: Tensor) -> None:
         self.net.eval()
         start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
         made = self.condensed.renew(
-            self.net.features, targets, self.tools.on_device(start), per_class,
+            self.net.features, targets, self.tools.on_device(start), room,
             lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
             **self.further_goals(task, targets))
         self.net.train()
@@ -200,15 +210,14 @@ class ProtoCore(Method):
         self.net.train(was_training)
         return z
 
-    def per_class(self, task: Task) -> int:
-        """Condensed exemplars a class that the allowance leaves beside prototypes and real exemplars."""
-        classes = max(len(self.seen), 1)
-        other = classes * self.condensed.class_bytes(classes) + self.sigma.nbytes
-        if self.real:
-            row = self.real.store.row_bytes(classes, lambda: sample_of(task))
-            other += classes * (4 + self.options.real * row)
-        row = self.exemplars.row_bytes(classes, lambda: sample_of(task))
-        return self.tools.allowance.per_class(classes, row, other, tensors=9)
+    def room(self, task: Task) -> Tensor:
+        """Condensed exemplars of each class that the allowance leaves beside prototypes and real exemplars."""
+        at = self.horizon(task)
+        return self.tools.allowance.room(at.classes, lambda rows: self.bytes_at(at, rows))
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        real = self.real.plan(at, self.options.real * len(at.classes)) if self.real else {}
+        return self.condensed.plan(at, rows) | real | {"statistics/sigma": (torch.float32, (1,))}
 
     # -- what is kept --------------------------------------------------------------------------------------
 

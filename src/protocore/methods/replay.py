@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,27 +12,10 @@ from torch import Tensor
 from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.memory.fill import BalancedReservoir, Reservoir
-from protocore.memory.ledger import ledger_of
+from protocore.memory.fill import BalancedReservoir, Reservoir, settle
+from protocore.memory.plan import Horizon, Plan, Shaped
 from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
-
-
-def sample_of(task: Task, count: int = 64) -> Tensor:
-    """Some of the task's images, evenly over it: what a codec makes of them tells what an exemplar will take."""
-    return task.take(torch.linspace(0, len(task) - 1, min(count, len(task))).long())
-
-
-def settle(budget: int | None, store: ExemplarStore, kept: Callable[[], Mapping[str, Tensor]],
-           fewer: Callable[[int], None] | None = None) -> None:
-    """Where the size of an exemplar depends on the picture, drop what is over the budget after all.
-
-    `kept()` is what the budget counts; `fewer(n)` leaves n exemplars of each class (unless given: the first ones).
-    As many as there are classes stay: if these are over the budget, that is an error, which the learner raises.
-    """
-    fewer, least = fewer or (lambda n: store.keep(store.first_of_each(n))), len(store.classes)
-    while budget is not None and len(store) > least and ledger_of(kept()).total > budget:
-        fewer(max(store.counts().values()) - 1)
 
 
 class Replay:
@@ -48,30 +31,48 @@ class Replay:
         if not by_class and tools.settings.capacity is None and tools.settings.budget is None:
             raise UserError("--fill stream needs a fixed size: give --capacity N or --budget BYTES instead of --spc")
         self.filler = BalancedReservoir(self.store) if by_class else Reservoir(self.store)
-        self.size = 0
 
-    def make_room(self, classes: int, task: Task, column_bytes: int = 0, other_bytes: int = 0,
-                  per_class: int | None = None) -> None:
-        """Set the size for this many classes; what no longer fits is dropped, what cannot fit is an error."""
-        row = self.store.row_bytes(classes, lambda: sample_of(task))
+    def plan(self, at: Horizon, rows: int, columns: Mapping[str, Shaped] | None = None) -> Plan:
+        """What `tensors` will be."""
+        counters = len(at.classes) if isinstance(self.filler, BalancedReservoir) else 1
+        counter: Plan = {f"{self.store.name}/seen": (torch.int32, (counters,))}
+        return self.store.plan(rows, at.top, at.sizes[self.store.name], columns) | counter
+
+    def make_room(self, classes: Sequence[int], size: Callable[[int], int]) -> None:
+        """Set the size for these classes, where n exemplars make a memory of `size(n)` bytes; drop what is over it."""
         allowance = self.tools.allowance
-        # The reservoirs' own counters are part of what is kept.
-        other_bytes += 4 * classes
+        by_class = isinstance(self.filler, BalancedReservoir)
+        self.resize(allowance.room(classes, size) if by_class else torch.tensor(allowance.total(len(classes), size)))
+
+    def resize(self, size: Tensor) -> None:
+        """The size of each class's reservoir by label, or of the one over the stream."""
         if isinstance(self.filler, BalancedReservoir):
-            fits = allowance.per_class(classes, row + column_bytes, other_bytes) if per_class is None else per_class
+            self.filler.resize(size)
         else:
-            fits = allowance.total(classes, row + column_bytes, other_bytes)
-        self.size = fits
-        self.filler.resize(fits)
+            self.filler.resize(int(size))
 
     def settle(self) -> None:
-        filler, store = self.filler, self.store
-        fewer = filler.resize if isinstance(filler, BalancedReservoir) \
-            else lambda _: filler.resize(len(store) - max(len(store) // 100, 1))  # of the stream, not of each class
-        settle(self.tools.settings.budget, store, self.tensors, fewer)
+        """Drop by chance what is over the budget, and keep no more than that from now on."""
+        store, filler, budget = self.store, self.filler, self.tools.settings.budget
+        if isinstance(filler, BalancedReservoir):
+            before = store.counts()
 
-    def offer(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
-        self.filler.offer(images, labels, **columns)
+            def shuffled() -> Tensor:
+                store.keep(torch.randperm(len(store)))
+                return store.by_turns()
+
+            if settle(budget, store, self.tensors, shuffled):
+                after = store.counts()
+                filler.lower({label: count for label, count in after.items() if count < before[label]})
+        elif settle(budget, store, self.tensors, lambda: torch.randperm(len(store))):
+            filler.capacity = len(store)
+
+    def offer(self, images: Tensor, labels: Tensor, *, shares: Tensor | None = None, **columns: Tensor) -> int:
+        """How many of them are kept."""
+        kept = self.filler.offer(images, labels, shares=shares, **columns)
+        if self.store.decoder.exemplar_bytes is None:  # a budget holds at every step, not only where a task ends
+            self.settle()
+        return kept
 
     def draw(self, n: int, *, balanced: bool = False) -> Drawn | None:
         """A replay batch, or None while there is nothing to replay."""
@@ -87,11 +88,12 @@ class Replay:
 
     def scratch(self) -> dict[str, Tensor]:
         """The size for the present task: found again inside it, from other exemplars, it could be another one."""
-        return {f"{self.store.name}/size": torch.tensor([self.size])}
+        filler = self.filler
+        size = filler.room if isinstance(filler, BalancedReservoir) else filler.capacity
+        return {f"{self.store.name}/size": torch.as_tensor(size).clone()}
 
     def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.size = int(scratch[f"{self.store.name}/size"])
-        self.filler.resize(self.size)
+        self.resize(scratch[f"{self.store.name}/size"].clone())
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,11 @@ class ReplayMethod(Method):
         self.memory = Replay(tools, options.fill)
 
     def begin_task(self, task: Task) -> None:
-        self.memory.make_room(len(self.seen), task)
+        at = self.horizon(task)
+        self.memory.make_room(at.classes, lambda rows: self.bytes_at(at, rows))
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        return self.memory.plan(at, rows)
 
     def after_step(self, batch: Batch) -> None:
         # Each sample is offered once, in the first pass: later passes would fill slots with copies.

@@ -15,7 +15,6 @@ from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.coreset import Coreset, Pool
 from protocore.methods.perturbations import perturbed
-from protocore.methods.replay import sample_of
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,10 @@ class RainbowMemory(Coreset):
     presets: ClassVar = {
         "paper": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "schedule": "restarts",
                   "epochs": 256, "batch": 8, "replay_batch": 8, "fresh_head": True},
+        "paper cifar100": {"lr": 0.03},
+        "paper imagenet": {"schedule": "steps:30,60,80,90", "epochs": 100, "batch": 128, "replay_batch": 128},
+        # These passes over the memory come once a task there: so often they come with windows of a task's size.
+        "paper online": {"epochs": 256, "online_window": 5000},
     }
 
     options: RMOptions
@@ -154,8 +157,8 @@ class RainbowMemory(Coreset):
 
     def total(self, task: Task) -> int:
         """Exemplars in all that the allowance has room for."""
-        row = self.store.row_bytes(len(self.seen), lambda: sample_of(task)) + self.column_bytes()
-        return self.tools.allowance.total(len(self.seen), row, self.other_bytes())
+        at = self.horizon(task)
+        return self.tools.allowance.total(len(self.seen), lambda rows: self.bytes_at(at, rows))
 
     def rehearse(self) -> Task | None:
         """Online, the memory alone is learned after each update of it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -60,3 +62,24 @@ def best(scores: Tensor, kinds: Tensor, room: Tensor, count: int) -> Tensor:
     order = scores.argsort(descending=True, stable=True)
     of_kind = kinds[order]
     return order[rank_in_class(of_kind) < room[of_kind]][:count]
+
+
+def greedy(reference: Tensor, kinds: Tensor, room: Tensor, selection_steps: int,
+           losses_after: Callable[[Tensor], Tensor], tell: Callable[[int, int], object] | None = None) -> Tensor:
+    """Candidates in the order of being picked, each time those of largest ReL(z) = L(z; θ_S) - L(z; θ_ref).
+
+    `reference` are the losses L(z; θ_ref), `losses_after(S)` gives L(z; θ_S) of all candidates under a model trained
+    on the candidates S; of kind k `room[k]` are picked.
+    """
+    count = int(torch.minimum(room, kinds.bincount(minlength=len(room))).sum())
+    step = max(count // selection_steps, 1)
+    picked = torch.empty(0, dtype=torch.int64)
+    while len(picked) < count:
+        reducible = losses_after(picked) - reference
+        free = torch.ones(len(kinds), dtype=torch.bool)
+        free[picked] = False
+        left, still = free.nonzero().flatten(), room - kinds[picked].bincount(minlength=len(room))
+        picked = torch.cat([picked, left[best(reducible[left], kinds[left], still, min(step, count - len(picked)))]])
+        if tell:
+            tell(len(picked), count)
+    return picked

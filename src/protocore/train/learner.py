@@ -19,12 +19,13 @@ from protocore.data.stream import Task
 from protocore.decoders import decoder_named
 from protocore.errors import DataError, UserError
 from protocore.files import read_tensors, serialise, write_atomic
+from protocore.memory.codings import to_uint8
 from protocore.memory.ledger import Ledger, check_budget, ledger_of
-from protocore.memory.store import to_uint8
 from protocore.methods import method_named
 from protocore.methods.base import Progress, Tools
 from protocore.train.device import machine_for
 from protocore.train.loop import Plan, fit, grow_head, make_optimizer, plan_for
+from protocore.train.room import check_task
 
 FORMAT = "protocore checkpoint 1"
 StepHook = Callable[[int, int, Tensor], None]  # step, of how many, loss
@@ -57,7 +58,7 @@ class Learner:
         if self.machine.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         decoder = decoder_named(s.codec, image_shape).to(self.machine.device)
-        method = method_named(s.method)
+        method = method_named(s.method).form_for(s)
         space = "mix" if s.replay_space == "auto" else s.replay_space
         if decoder.lossless or not method.replays:  # there is no gap to close
             space = "raw"
@@ -108,12 +109,14 @@ class Learner:
             raise UserError("the task holds no images")
         classes = max(max(task.classes) + 1, self._outputs)
         grow_head(self.net, classes * self.method.outputs, self._optimizer if keep_optimizer else None)
-        names = class_names or [str(c) for c in range(max(task.classes) + 1)]
+        names = class_names or task.class_names or [str(c) for c in range(max(task.classes) + 1)]
         self.classes_ += list(names[len(self.classes_) : max(task.classes) + 1])
         self.method.current = list(task.classes)
+        self.method.first_classes = self.method.first_classes or list(task.classes)
         self.method.seen = sorted({*self.method.seen, *task.classes})
         if self._optimizer is None or not keep_optimizer:
             self._optimizer = make_optimizer(self._trained(), self.settings)
+        check_task(self, task)
         self.method.begin_task(task)
 
     def _trained(self) -> nn.Module:
@@ -232,6 +235,7 @@ class Learner:
         header = {
             "format": FORMAT, "config": self.config.to_json(), "image_shape": list(self.image_shape),
             "classes": self.classes_, "tasks": self.tasks_, "seen": self.method.seen, "current": self.method.current,
+            "first_classes": self.method.first_classes,
             "seconds": self.seconds, "inner_seconds": self.tools.seconds, "images": self.images_learned,
             "has_optimizer": self._optimizer is not None, "extra": extra or {},
         }
@@ -254,6 +258,7 @@ class Learner:
                 self.method.extra.load_state_dict(part["extra"])
             self.classes_, self.tasks_ = list(header["classes"]), int(header["tasks"])
             self.method.seen, self.method.current = list(header["seen"]), list(header["current"])
+            self.method.first_classes = list(header["first_classes"])
             self.seconds, self.tools.seconds = dict(header["seconds"]), dict(header["inner_seconds"])
             self.images_learned = int(header["images"])
             if task is not None:

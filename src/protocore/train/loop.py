@@ -52,10 +52,14 @@ class Plan:
             yield step, order[at * self.batch : (at + 1) * self.batch]
 
 
+def steps_for(samples: int, settings: Settings) -> int:
+    """Training steps of a task of this size: whole epochs, more of them where they would be too few steps."""
+    per_epoch = max(math.ceil(samples / settings.batch), 1)
+    return settings.steps or max(settings.epochs, math.ceil(settings.least_steps / per_epoch)) * per_epoch
+
+
 def plan_for(task: Task, settings: Settings, number: int) -> Plan:
-    per_epoch = max(math.ceil(len(task) / settings.batch), 1)
-    steps = settings.steps or settings.epochs * per_epoch
-    return Plan(len(task), settings.batch, steps, (settings.seed, number))
+    return Plan(len(task), settings.batch, steps_for(len(task), settings), (settings.seed, number))
 
 
 def make_optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -121,7 +125,7 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
     """Train the method's network on a task from step `start` to the end of the plan."""
     settings, net = method.tools.settings, method.net
     net.train()
-    flat = settings.cflat and (settings.cflat_first or plan.seed[1] != 0)
+    flat = settings.cflat and (settings.cflat_first or first_is_over(method, plan))
     trained = nn.ModuleList([net] if method.extra is None else [net, method.extra])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     in_company = any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
@@ -148,6 +152,18 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
         method.after_step(batch)
         if after_step:
             after_step(step, loss.detach())
+
+
+def first_is_over(method: Method, plan: Plan) -> bool:
+    """Whether this is training of the second task or a later one.
+
+    Online, where nobody tells tasks apart, the first one lasts until a class comes that the first window had not. In a
+    blurry stream, which may have all of them in it, it is the first window.
+    """
+    settings = method.tools.settings
+    if settings.online and not settings.blurry:
+        return len(method.seen) > len(method.first_classes)
+    return plan.seed[1] not in (0, -1)  # -1: the second phase of the first window
 
 
 def _loss(method: Method, machine: Machine, batch: Batch) -> Tensor:

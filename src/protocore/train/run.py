@@ -6,7 +6,7 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,12 +25,18 @@ from protocore.train.device import peak_bytes, resident_bytes
 from protocore.train.evaluate import Row, evaluate
 from protocore.train.learner import Learner
 from protocore.train.metrics import summary
+from protocore.train.notes import notes_after, notes_before
+from protocore.train.room import check_stream, window_size
 from protocore.version import __version__
 
 
 def configure(flags: dict[str, Any], *, config_file: Path | None = None,
               like: dict[str, Any] | None = None) -> Resolved:
-    """Settings from all sources, the later ones winning: method, benchmark, preset, file or earlier run, flags."""
+    """Settings from all sources, the later ones winning: method, benchmark, preset, file or earlier run, flags.
+
+    --online lies over the benchmark's preset and under the method's, whose batch sizes are published ones; its single
+    pass lies over the method's epochs, unless the method says how many an online run takes.
+    """
     given: dict[str, Any] = {}
     middle: list[tuple[str, dict[str, Any]]] = []
     if like is not None:
@@ -42,17 +48,31 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None,
     method = method_named(str(given.get("method", "protocore")))
     name = str(given.get("benchmark", "digits"))
     benchmark, preset = benchmark_named(name), str(given.get("preset", "default"))
+    wishes = {wish for wish in ("online", "cflat")
+              if convert(Settings, wish, given.get(wish, method.defaults.get(wish, False)))}
+    published = [(f"preset {key} of {method.name}", "online" in key.split(), layer)
+                 for key, layer in method.presets.items() if _holds(key, preset, {*wishes, benchmark.source})]
+    online = "online" in wishes
     layers = [
         (f"method {method.name}", method.defaults),
-        (f"benchmark {name}", benchmark.defaults),
+        (f"benchmark {name}", {k: v for k, v in benchmark.defaults.items()
+                               if k != "least_steps" or not {"epochs", "steps"} & given.keys()}),
+        (f"benchmark {name} with --budget", benchmark.with_budget if given.get("budget") and method.replays else {}),
         (f"preset {preset}", benchmark.presets.get(preset, {})),
-        (f"preset {preset} of {method.name}", method.presets.get(preset, {})),
+        ("--online", {"batch": 10, "replay_batch": 10} if online else {}),
+        *((source, layer) for source, of_online, layer in published if not of_online),
+        ("--online", {"epochs": 1, "least_steps": 0} if online else {}),
+        *((source, layer) for source, of_online, layer in published if of_online),
         *middle,
         ("flag", {k: v for k, v in flags.items() if v is not None}),
     ]
-    if convert(Settings, "online", given.get("online", False)):
-        layers.insert(4, ("--online", {"batch": 10, "replay_batch": 10, "epochs": 1}))
     return resolve(layers, method.Options)
+
+
+def _holds(key: str, preset: str, facts: set[str | None]) -> bool:
+    """Whether a method's preset is meant: its name, then words for what else must be so (see `Method.presets`)."""
+    name, *conditions = key.split()
+    return name == preset and facts.issuperset(conditions)
 
 
 def command_of(config: Resolved) -> str:
@@ -73,19 +93,23 @@ def command_of(config: Resolved) -> str:
 class Reporter(Protocol):
     """Who is told how a run goes on."""
 
+    def data(self, notes: Sequence[str]) -> None: ...
     def task(self, index: int, of: int, classes: int) -> None: ...
     def step(self, done: int, of: int, loss: float) -> None: ...
     def inner(self, what: str, done: int, of: int) -> None: ...
     def row(self, index: int, row: Row, kept: int) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Quiet:
     """Tells nobody."""
 
+    def data(self, notes: Sequence[str]) -> None: ...
     def task(self, index: int, of: int, classes: int) -> None: ...
     def step(self, done: int, of: int, loss: float) -> None: ...
     def inner(self, what: str, done: int, of: int) -> None: ...
     def row(self, index: int, row: Row, kept: int) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -129,14 +153,19 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
         if wish and name not in fits:
             raise UserError(f"{s.method} does not fit {name} learning; it fits {', '.join(fits)}")
     stream = open_stream(s)
+    reporter.data(stream.notes)
     learner = learner_for(config, stream)
     job = _Job(learner, stream, Run(), folder, reporter, checkpoint_seconds, stop)
+    notes = notes_before(config, stream)
+    for note in notes:
+        reporter.note(note)
     checkpoint = folder / "checkpoint.safetensors"
     if restart:
         checkpoint.unlink(missing_ok=True)
     for part in folder.glob(f".{checkpoint.name}.*"):  # half written when a run was killed
         part.unlink()
     if not checkpoint.exists():  # else it is there, of the run that is gone on with
+        check_stream(learner, stream)
         write_json(folder / "config.json", config.to_json())
     if s.online:
         job.online(checkpoint)
@@ -144,7 +173,10 @@ def run(config: Resolved, folder: Path, *, reporter: Reporter | None = None, che
         job.everything(checkpoint)
     else:
         job.offline(checkpoint)
-    result = job.result(config)
+    notes += (late := notes_after(config, stream, job.run.class_il, job.run.task_il))
+    for note in late:
+        reporter.note(note)
+    result = job.result(config) | {"notes": notes}
     learner.save_memory(folder / "memory.safetensors")
     write_pack(folder / "memory.pack", learner.memory(), class_names=learner.classes_, decoder=learner.tools.decoder,
                method=s.method)
@@ -168,7 +200,7 @@ def _pays_from(learner: Learner) -> int | None:
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Names of the settings and options in which two configurations differ, those of the machine aside."""
-    aside = {f.name for f in fields(Settings) if f.metadata["group"] == "machine"} | {"data_root"}
+    aside = {f.name for f in fields(Settings) if f.metadata["group"] == "machine"} | {"data_root", "strict"}
     a, b = ({**config["settings"], **config["options"]} for config in (one, other))
     return [name for name in {**a, **b} if name not in aside and a.get(name) != b.get(name)]
 
@@ -229,7 +261,7 @@ class _Job:
         """One pass in windows that know nothing of task borders; evaluated where a task ends."""
         s = self.learner.settings
         rows, ends = self.stream.online_rows(s.seed)
-        window = max(s.online_window // s.batch, 1) * s.batch
+        window = window_size(s)
 
         def cut(start: int) -> Any:
             return self.stream.window(rows[start : start + window])

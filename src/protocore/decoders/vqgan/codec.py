@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.decoders.base import Decoder, ImageShape
-from protocore.decoders.bits import bits_per_code, pack, packed_bytes, unpack
+from protocore.decoders.bits import pack, packed_bytes, unpack
 from protocore.decoders.entropy import EntropyCoder
 from protocore.decoders.padding import reflect_pad
 from protocore.decoders.vqgan.files import load_model, weights_digest
@@ -156,8 +156,9 @@ class VQGANDecoder(Decoder):
         return None if self.coder else packed_bytes(self.stages * height * width, self.config.codes)
 
     @property
-    def bits_per_index(self) -> int:
-        return bits_per_code(self.config.codes)
+    def largest(self) -> int | None:
+        _, height, width = self.latent_shape
+        return self.coder.largest(height * width) if self.coder else self.exemplar_bytes
 
     @property
     def digest(self) -> str:

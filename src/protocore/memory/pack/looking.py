@@ -14,14 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocore.config import plural
 from protocore.decoders import Decoder, way_to
 from protocore.errors import DataError
+from protocore.memory.codings import at_once, to_uint8
 from protocore.memory.ledger import HEADER
 from protocore.memory.pack.checks import PackError, plain, short
 from protocore.memory.pack.format import Pack, by_origin, by_prefix, classes_of, ints, prefix_of
 from protocore.memory.pack.reading import read_pack
 from protocore.memory.pack.rows import rank, take_apart
-from protocore.memory.store import at_once, to_uint8
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def verify(path: Path, decoder: Decoder | Callable[[Pack], Decoder | None] | Non
         return [Finding(False, str(error))]
     info = pack.info
     found = [
-        Finding(True, f"header, shapes and labels hold: {len(pack.tensors)} tensors, {len(info.class_names)} classes"),
+        Finding(True, f"header, shapes and labels hold: {plural(len(pack.tensors), 'tensor')}, "
+                f"{plural(len(info.class_names), 'class')}"),
         Finding(True, f"the ledger adds up to the file's {info.ledger.total:,} bytes"),
         Finding(True, f"sha256 {info.sha256}"),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from protocore.errors import BudgetError
 from protocore.memory.pack.checks import plain
 from protocore.memory.pack.format import Info, Pack, by_origin, by_prefix, counted, prefix_of, sealed
 from protocore.memory.pack.rows import Rows, put_together, rank, take_apart
+from protocore.memory.quota import largest
 
 
 class _Order(NamedTuple):
@@ -57,22 +58,14 @@ def prune(pack: Pack, budget: int) -> Pack:
         told = ", ".join(f"{plain(e.name)} {e.bytes:,}" for e in ledger.entries if not e.shared)
         raise BudgetError(f"--budget {budget:,} bytes cannot hold this pack: one exemplar for each of its {classes} "
                           f"classes needs {ledger.total:,} bytes ({told}). Give --budget {ledger.total} or more")
-    kept = _most(lambda count: fits(best, count), classes, len(best.row))
+    kept = largest(lambda count: fits(best, count), classes, len(best.row))
     for first in range(len(groups) - 1, 0, -1):
         order = _order_of_keeping(list(groups.values())[:first])
         if order.classes < classes or len(order.row) <= kept:
             break  # still fewer groups have no more of either
         if fits(order, kept + 1):
-            best, kept = order, _most(lambda count, order=order: fits(order, count), kept + 1, len(order.row))
+            best, kept = order, largest(lambda count, order=order: fits(order, count), kept + 1, len(order.row))
     return sealed(*cut(best, kept))
-
-
-def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest count up to `high` that fits, where `low` does: in one order, the size grows with the count."""
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def _order_of_keeping(groups: Sequence[Rows]) -> _Order:

@@ -1,0 +1,61 @@
+"""What a codec stores of pictures, coded once while a task is open."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from protocore.decoders.base import Decoder, ImageShape
+
+
+def at_once(image_shape: ImageShape) -> int:
+    """Pictures that are coded or decoded together, so that a large store or large pictures take no more memory."""
+    return min(256, max(1, 2**20 // math.prod(image_shape)))
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+class Codings:
+    """What a lossy decoder stores of images. Those of the open task are coded once, whoever asks for them again.
+
+    They are part of the task's data: `forget` goes with its end.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._known: dict[bytes, bytes] = {}
+
+    @torch.no_grad()
+    def of(self, images: Tensor, *, remember: bool = False) -> list[bytes]:
+        """The bytes of uint8 images (N, C, H, W)."""
+        if not self._known and not remember:
+            return self._code(images)
+        names = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in images.cpu().numpy()]
+        new = {name: row for row, name in enumerate(names) if name not in self._known}
+        found = dict(zip(new, self._code(images[list(new.values())]), strict=True)) if new else {}
+        if remember:
+            self._known |= found
+        return [found[name] if name in found else self._known[name] for name in names]
+
+    def images(self, stored: list[bytes]) -> Tensor:
+        """What replay sees of them, uint8."""
+        made = torch.empty(len(stored), *self.decoder.image_shape, dtype=torch.uint8)
+        size = at_once(self.decoder.image_shape)
+        for at in range(0, len(stored), size):
+            part = stored[at : at + size]
+            made[at : at + len(part)] = to_uint8(self.decoder.decode(self.decoder.from_bytes(part)))
+        return made
+
+    def forget(self) -> None:
+        self._known = {}
+
+    def _code(self, images: Tensor) -> list[bytes]:
+        stored: list[bytes] = []
+        for part in images.split(at_once(self.decoder.image_shape)) if len(images) else ():
+            stored += self.decoder.to_bytes(self.decoder.encode(part.to(self.decoder.device).float() / 255))
+        return stored
