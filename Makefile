@@ -4,8 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # What computes with floats: losses, methods, condensation, codecs and what they stand on
-NUMERIC := $(wildcard tests/test_method_*.py) $(patsubst %,tests/test_%.py,augment backbones cflat codecs condense er \
-    exemplars gradients loop losses means metrics protocore selection simplex vqgan)
+NUMERIC := tests/methods tests/condense tests/codecs tests/learn tests/backbones tests/data/test_augment.py tests/memory/test_exemplars.py
 
 .PHONY: demo test test-numeric test-portable check tables overhead clean
 

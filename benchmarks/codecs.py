@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocore.codecs import Codec, codec_named
+from protocore.codecs.vqgan import VQGANCodec
 from protocore.data.augment import to_float
 from protocore.data.benchmarks import benchmark_named, data_root
-from protocore.decoders import Decoder, decoder_named
-from protocore.decoders.vqgan import VQGANDecoder
 from protocore.memory.store import to_uint8
 
 COLOUR = ("vqgan:4", "vqgan:4,sweeps=2", "vqgan:4,entropy", "webp:1", "webp:10", "vqgan:8", "vqgan:8,sweeps=2",
@@ -35,7 +35,7 @@ CASES = {"cifar100-10": COLOUR, "cifar10": COLOUR, "tinyimagenet-20": COLOUR, "f
 SLOW = 500  # pictures at most where the codes are searched for in sweeps
 
 
-def measure(decoder: Decoder, images: Tensor) -> dict[str, Any]:
+def measure(decoder: Codec, images: Tensor) -> dict[str, Any]:
     psnr, sizes, clocks, codes = [], [], [], []
     for part in images.split(128):
         x = to_float(part)
@@ -47,7 +47,7 @@ def measure(decoder: Decoder, images: Tensor) -> dict[str, Any]:
         mse = (to_float(decoded) - x).square().flatten(1).mean(1).clamp_min(1e-10)
         psnr.append(-10 * torch.log10(mse))
         sizes += [len(s) for s in stored]
-        if isinstance(decoder, VQGANDecoder):
+        if isinstance(decoder, VQGANCodec):
             codes.append(decoder.indices(decoder.from_bytes(stored)))
     encode, decode = (1000 * float(np.median([c[i] for c in clocks])) for i in (0, 1))
     report = {"psnr": round(float(torch.cat(psnr).mean()), 2), "bytes": round(float(np.mean(sizes)), 1),
@@ -84,7 +84,7 @@ def main() -> None:
             if not fnmatch(codec, arguments.codecs):
                 report[name][codec] = before[name][codec]
                 continue
-            decoder = decoder_named(codec, test.images.shape)
+            decoder = codec_named(codec, test.images.shape)
             count = min(len(test.images), SLOW if "sweeps" in codec else arguments.pictures)
             pictures = torch.from_numpy(test.images.take(np.linspace(0, len(test.images) - 1, count).astype(int)))
             report[name][codec] = measure(decoder, pictures)

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from protocore.backbones import Network, build_network
+from protocore.codecs import Codec, codec_named
 from protocore.condense.loop import Goals, Weights, condense
-from protocore.decoders import Decoder, decoder_named
 
 SHAPE, CLASSES = (3, 32, 32), 10
 CASES = [(codec, spc) for codec in ("pixels", "vqgan:4") for spc in (1, 20)]
 WEIGHTS = Weights(1.0, 0.0, 0.0)
 
 
-def passes(net: Network, decoder: Decoder, start: Tensor, target: Tensor, steps: int) -> None:
+def passes(net: Network, decoder: Codec, start: Tensor, target: Tensor, steps: int) -> None:
     """What one would write by hand: a step is one forward and one backward pass."""
     z = start.clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=0.02)
@@ -40,7 +40,7 @@ def passes(net: Network, decoder: Decoder, start: Tensor, target: Tensor, steps:
 
 def compare(codec: str, spc: int, steps: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    decoder = decoder_named(codec, SHAPE)
+    decoder = codec_named(codec, SHAPE)
     net = build_network("convnet", SHAPE).eval().requires_grad_(False)
     count = CLASSES * spc
     start, target = decoder.encode(torch.rand(count, *SHAPE)).detach(), torch.rand(count, net.dim)

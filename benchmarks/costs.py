@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from protocore.data.stream import Task
+from protocore.learn.learner import Learner
 from protocore.methods import METHODS
-from protocore.train.learner import Learner
-from protocore.train.run import configure
+from protocore.runs.job import configure
 
 CLASSES, SHAPE = 10, (3, 32, 32)
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
-from protocore.bench.results import small
+from protocore.runs.results import small
 
 ROOT = Path(__file__).parent.parent
 

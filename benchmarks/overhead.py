@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from protocore.backbones import build_network
 from protocore.data.augment import augmentation
 from protocore.data.stream import Task
-from protocore.train.learner import Learner
-from protocore.train.run import configure
+from protocore.learn.learner import Learner
+from protocore.runs.job import configure
 
 SHAPE = (3, 32, 32)
 CLASSES = 10

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from protocore.bench import figures
-from protocore.bench.results import classes_of, decoder_bytes
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
+from protocore.runs.results import classes_of, decoder_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/results.md", "docs/decoders.md", "docs/methods.md")
@@ -137,7 +137,7 @@ def codecs_table() -> str:
 
 def sweeps_table() -> str:
     """What sweeps gain on the same pictures, as the report beside the shipped weights says; times as in `codecs`."""
-    report = json.loads((ROOT / "src" / "protocore" / "decoders" / "weights" / "vqgan-colour.json").read_text())
+    report = json.loads((ROOT / "src" / "protocore" / "codecs" / "weights" / "vqgan-colour.json").read_text())
     codecs = json.loads((ROOT / "results" / "codecs.json").read_text())
     same = {(m["pictures_of"], m["stages"], m["sweeps"], m["pictures"]): m["psnr"] for m in report["measured"]}
     rows = []

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from protocore.bench.results import read_result, run_folder
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream, Task
-from protocore.train.learner import Learner
-from protocore.train.run import configure
-from protocore.train.run import run as run_config
+from protocore.learn.learner import Learner
+from protocore.runs.job import configure
+from protocore.runs.job import run as run_config
+from protocore.runs.results import read_result, run_folder
 
 __all__ = ["Learner", "Task", "learner", "run", "stream"]
 

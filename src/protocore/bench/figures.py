@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protocore.bench.results import classes_of, decoder_bytes, keeps_nothing, run_labels, saw_everything
 from protocore.config import format_bytes
 from protocore.errors import UserError
+from protocore.runs.results import classes_of, decoder_bytes, keeps_nothing, run_labels, saw_everything
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

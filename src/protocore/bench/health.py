@@ -16,16 +16,16 @@ from torch import Tensor
 
 from protocore.backbones import build_network
 from protocore.backbones.proxy import fit_proxy
-from protocore.bench.results import read_result
 from protocore.data.augment import to_float
 from protocore.data.benchmarks import benchmark_named, open_stream
 from protocore.data.stream import Stream, Task
 from protocore.errors import UserError
 from protocore.files import write_json
+from protocore.learn.learner import Learner
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
-from protocore.train.learner import Learner
-from protocore.train.run import configure, learner_for
+from protocore.runs.job import configure, learner_for
+from protocore.runs.results import read_result
 
 BETWEEN = 200  # training pictures of a class whose own nearest neighbours are looked for
 CHUNK = 1 << 22  # pixels that are held as floats at a time, on either side of a comparison
@@ -131,7 +131,7 @@ def _class_health(learner: Learner, store: ExemplarStore, label: int, everything
     near, among = near.split([len(images), len(some)])
     origin = store.name.partition(" ")[0]
     if origin not in ("synthetic", "coded"):
-        origin = "real" if store.decoder.lossless else "coded"
+        origin = "real" if store.codec.lossless else "coded"
     row = ClassHealth(
         learner.classes_[label], origin, len(images), float(gap), float(present[:, label].mean()),
         float((present.argmax(1) == label).float().mean()), float(second[:, label].mean()),

@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from protocore.bench.results import classes_of, exemplars_of, is_decoder, run_labels, saw_everything
 from protocore.config import flag, format_bytes, plural
 from protocore.errors import UserError
-from protocore.train.metrics import Matrix
+from protocore.learn.metrics import Matrix
+from protocore.runs.results import classes_of, exemplars_of, is_decoder, run_labels, saw_everything
 
 NONE = "–"
 # Broken by hand so that the table fits into 80 columns.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.decoders.base import Decoder
+from protocore.codecs.base import Codec
 
 Maps = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # images to features and flattened maps of the layers below
 _SIDE = 4  # pixels: larger maps are averaged down to this, so that a goal takes little room
@@ -88,7 +88,7 @@ def condensation_loss(features: Tensor, goals: Goals, weights: Weights) -> Tenso
     return loss
 
 
-def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tensor, goals: Goals, *,
+def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Tensor, goals: Goals, *,
              weights: Weights = DEFAULT, steps: int = 50, lr: float = 0.1,
              perturb: Callable[[Tensor], Tensor] | None = None, maps: Maps | None = None, record: bool = False,
              progress: Callable[[int, int], None] | None = None) -> Condensed:
@@ -104,12 +104,12 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
             return features(images), None
         return maps(images)
 
-    steps = steps if decoder.differentiable else 0
+    steps = steps if codec.differentiable else 0
     z = start.detach().clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=lr)
 
     def matched(latents: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        images = decoder.decode(latents).to(goals.target)
+        images = codec.decode(latents).to(goals.target)
         seen, below = look(images if transform is None else transform(images))
         loss = condensation_loss(seen, goals, weights)
         if below is not None and goals.layers is not None:
@@ -120,14 +120,14 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
 
     @torch.no_grad()
     def loss_of(stored: list[bytes]) -> float:
-        return float(matched(decoder.from_bytes(stored))[0])
+        return float(matched(codec.from_bytes(stored))[0])
 
     with torch.no_grad():
-        first = decoder.to_bytes(z)
+        first = codec.to_bytes(z)
     result = Condensed(first, loss_of(first), 0.0)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        draft = decoder.draft(z)
+        draft = codec.draft(z)
         loss, seen = matched(draft, perturb)
         if weights.natural:
             near = draft.detach()
@@ -143,7 +143,7 @@ def condense(features: Callable[[Tensor], Tensor], decoder: Decoder, start: Tens
     if steps:
         # The last draft, coded by the full search, and not z: it is the draft that the steps have made good.
         with torch.no_grad():
-            last = decoder.to_bytes(decoder.quantise(decoder.draft(z)))
+            last = codec.to_bytes(codec.quantise(codec.draft(z)))
         after = loss_of(last)
         if after < result.before:
             result.stored, result.after = last, after

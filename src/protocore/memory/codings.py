@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from protocore.decoders.base import Decoder, ImageShape
+from protocore.codecs.base import Codec, ImageShape
 
 
 def at_once(image_shape: ImageShape) -> int:
@@ -26,8 +26,8 @@ class Codings:
     They are part of the task's data: `forget` goes with its end.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
         self._known: dict[bytes, bytes] = {}
 
     @torch.no_grad()
@@ -44,11 +44,11 @@ class Codings:
 
     def images(self, stored: list[bytes]) -> Tensor:
         """What replay sees of them, uint8."""
-        made = torch.empty(len(stored), *self.decoder.image_shape, dtype=torch.uint8)
-        size = at_once(self.decoder.image_shape)
+        made = torch.empty(len(stored), *self.codec.image_shape, dtype=torch.uint8)
+        size = at_once(self.codec.image_shape)
         for at in range(0, len(stored), size):
             part = stored[at : at + size]
-            made[at : at + len(part)] = to_uint8(self.decoder.decode(self.decoder.from_bytes(part)))
+            made[at : at + len(part)] = to_uint8(self.codec.decode(self.codec.from_bytes(part)))
         return made
 
     def forget(self) -> None:
@@ -56,6 +56,6 @@ class Codings:
 
     def _code(self, images: Tensor) -> list[bytes]:
         stored: list[bytes] = []
-        for part in images.split(at_once(self.decoder.image_shape)) if len(images) else ():
-            stored += self.decoder.to_bytes(self.decoder.encode(part.to(self.decoder.device).float() / 255))
+        for part in images.split(at_once(self.codec.image_shape)) if len(images) else ():
+            stored += self.codec.to_bytes(self.codec.encode(part.to(self.codec.device).float() / 255))
         return stored

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocore.decoders.base import Decoder
+from protocore.codecs.base import Codec
 from protocore.errors import DataError
 from protocore.memory.codings import Codings
 from protocore.memory.plan import Plan, Shaped, Size
@@ -42,11 +42,11 @@ class ExemplarStore:
     `columns` are further values of each exemplar (logits, losses): a row each, in the type they have.
     """
 
-    def __init__(self, decoder: Decoder, name: str = "exemplars", codings: Codings | None = None) -> None:
-        self.decoder = decoder
-        self.codings = codings or Codings(decoder)
+    def __init__(self, codec: Codec, name: str = "exemplars", codings: Codings | None = None) -> None:
+        self.codec = codec
+        self.codings = codings or Codings(codec)
         self.name = name
-        self._images = torch.empty(0, *decoder.image_shape, dtype=torch.uint8)
+        self._images = torch.empty(0, *codec.image_shape, dtype=torch.uint8)
         self._labels = torch.empty(0, dtype=torch.int64)
         self._columns: dict[str, Tensor] = {}
         self._stored: list[bytes] = []  # empty for a lossless decoder, whose bytes are the images themselves
@@ -89,7 +89,7 @@ class ExemplarStore:
             return
         if images.dtype != torch.uint8:
             raise TypeError(f"exemplars are stored from uint8 images, not {images.dtype}: offer them un-augmented")
-        if self.decoder.lossless:
+        if self.codec.lossless:
             self._write(slots, images.cpu(), labels.cpu(), None, columns)
         else:
             self.put_stored(slots, self.codings.of(images), labels, **columns)
@@ -98,7 +98,7 @@ class ExemplarStore:
     def put_stored(self, slots: Tensor, stored: list[bytes], labels: Tensor, **columns: Tensor) -> None:
         """Write what the decoder made of pictures; what replay sees afterwards is decoded from these bytes."""
         images = self.codings.images(stored)
-        self._write(slots, images, labels.cpu(), None if self.decoder.lossless else stored, columns)
+        self._write(slots, images, labels.cpu(), None if self.codec.lossless else stored, columns)
 
     def _write(self, slots: Tensor, images: Tensor, labels: Tensor, stored: list[bytes] | None,
                columns: Mapping[str, Tensor]) -> None:
@@ -163,9 +163,9 @@ class ExemplarStore:
 
     def latents(self, slots: Tensor) -> Tensor:
         """The latents that are stored, exactly: nothing is coded again."""
-        if self.decoder.lossless:
-            return self.decoder.encode(self.images[slots].float() / 255)
-        return self.decoder.from_bytes([self._stored[i] for i in slots.tolist()])
+        if self.codec.lossless:
+            return self.codec.encode(self.images[slots].float() / 255)
+        return self.codec.from_bytes([self._stored[i] for i in slots.tolist()])
 
     def draw(self, n: int) -> Drawn:
         """min(n, all) exemplars, uniformly without replacement."""
@@ -197,7 +197,7 @@ class ExemplarStore:
 
     def size(self, sample: Callable[[], Tensor]) -> Size:
         """Bytes of one coded exemplar. Where they depend on the picture: of those stored, else of those in `sample`."""
-        fixed = self.decoder.exemplar_bytes
+        fixed = self.codec.exemplar_bytes
         if fixed is not None:
             return Size(fixed, fixed)
         lengths = [len(s) for s in self._stored or self.codings.of(sample())]
@@ -207,9 +207,9 @@ class ExemplarStore:
         """What `tensors` will be of so many exemplars, with labels up to `top` and rows of these columns."""
         if not rows:
             return {}
-        shape = self.decoder.image_shape if self.decoder.lossless else (size.most,)
+        shape = self.codec.image_shape if self.codec.lossless else (size.most,)
         plan: Plan = {"bytes": (torch.uint8, (rows, *shape)), "labels": (smallest_dtype(top), (rows,))}
-        if self.decoder.exemplar_bytes is None:
+        if self.codec.exemplar_bytes is None:
             plan["bytes"] = torch.uint8, (math.ceil(rows * size.mean),)
             plan["lengths"] = smallest_dtype(size.most), (rows,)
         plan |= {name: (dtype, (rows, *tail)) for name, (dtype, tail) in (columns or {}).items()}
@@ -220,28 +220,28 @@ class ExemplarStore:
         left = dict(plan)
         for key in {"bytes", "labels", "lengths", *self._columns} & {k.removeprefix(f"{self.name}/") for k in plan}:
             dtype, shape = plan[f"{self.name}/{key}"]
-            long = key == "bytes" and self.decoder.exemplar_bytes is None
+            long = key == "bytes" and self.codec.exemplar_bytes is None
             rows = sum(len(self._stored[i]) for i in slots.tolist()) if long else len(slots)
             left[f"{self.name}/{key}"] = dtype, (rows, *shape[1:])
         return left
 
     def saved_bytes(self) -> int:
         """What the pixels of these exemplars would take, less what their codes take."""
-        if self.decoder.lossless:
+        if self.codec.lossless:
             return 0
         lengths = [len(s) for s in self._stored]
-        width = 0 if self.decoder.exemplar_bytes is not None else smallest_dtype(max(lengths, default=0)).itemsize
-        return len(self) * (math.prod(self.decoder.image_shape) - width) - sum(lengths)
+        width = 0 if self.codec.exemplar_bytes is not None else smallest_dtype(max(lengths, default=0)).itemsize
+        return len(self) * (math.prod(self.codec.image_shape) - width) - sum(lengths)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is kept, as it is written to disk."""
         if not self._length:
             return {}
-        if self.decoder.lossless:
+        if self.codec.lossless:
             payload = {"bytes": self.images.clone()}
         else:
             flat = torch.frombuffer(bytearray(b"".join(self._stored)), dtype=torch.uint8)
-            size = self.decoder.exemplar_bytes
+            size = self.codec.exemplar_bytes
             if size is not None:
                 payload = {"bytes": flat.view(self._length, size)}
             else:
@@ -269,10 +269,10 @@ class ExemplarStore:
             if len(values) != len(labels):
                 raise DataError(f"the memory's {self.name}/{name} has {len(values)} rows for {len(labels)} labels")
         slots = torch.arange(len(labels))
-        if self.decoder.lossless:
-            if payload.shape != (len(labels), *self.decoder.image_shape):
+        if self.codec.lossless:
+            if payload.shape != (len(labels), *self.codec.image_shape):
                 raise DataError(f"the memory's {self.name} have shape {tuple(payload.shape)}, expected "
-                                f"{(len(labels), *self.decoder.image_shape)}")
+                                f"{(len(labels), *self.codec.image_shape)}")
             self._write(slots, payload, labels, None, mine)
         else:
             stored = self._cut(payload, lengths, len(labels))

@@ -13,7 +13,7 @@ from torch import Tensor
 from protocore.config import option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.methods.drift import Drift, DriftOptions
+from protocore.methods.parts.drift import Drift, DriftOptions
 
 Features = Callable[[Tensor], Tensor]
 CHUNK = 512  # images that go through a network at once

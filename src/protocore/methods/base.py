@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from protocore.backbones import Network
+from protocore.codecs.base import Codec
 from protocore.config import Options, Settings
 from protocore.data.augment import Transform, to_float
 from protocore.data.stream import Task
-from protocore.decoders.base import Decoder
 from protocore.memory.codings import Codings
 from protocore.memory.plan import Horizon, Plan, file_size
 from protocore.memory.quota import Allowance
@@ -49,7 +49,7 @@ class Tools:
 
     net: Network
     settings: Settings
-    decoder: Decoder
+    codec: Codec
     augment: Transform
     device: torch.device
     space: str = "raw"  # what current images pass through: raw, mix or codec
@@ -60,7 +60,7 @@ class Tools:
     resuming: bool = False  # while a task is taken up from a checkpoint
 
     def __post_init__(self) -> None:
-        self.codings = Codings(self.decoder)
+        self.codings = Codings(self.codec)
 
     @property
     def allowance(self) -> Allowance:
@@ -68,7 +68,7 @@ class Tools:
         return Allowance(s.spc, s.capacity, s.budget)
 
     def store(self, name: str = "exemplars") -> ExemplarStore:
-        return ExemplarStore(self.decoder, name, self.codings)
+        return ExemplarStore(self.codec, name, self.codings)
 
     def fresh(self, outputs: int) -> Network:
         """An untrained network of the same kind, on the device: a proxy or reference model for a selection."""

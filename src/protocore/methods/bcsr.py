@@ -12,9 +12,9 @@ from torch import Tensor
 
 from protocore.config import Options, option
 from protocore.methods.base import Batch
-from protocore.methods.gradients import along, curvature, hessian_vector, mean_gradient, residuals
-from protocore.methods.picking import Picking
-from protocore.methods.simplex import project_simplex
+from protocore.methods.parts.gradients import along, curvature, hessian_vector, mean_gradient, residuals
+from protocore.methods.parts.picking import Picking
+from protocore.methods.parts.simplex import project_simplex
 
 
 @dataclass(frozen=True)

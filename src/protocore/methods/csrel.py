@@ -16,11 +16,11 @@ from protocore.data.stream import Task
 from protocore.memory.plan import Horizon, Plan
 from protocore.memory.store import smallest_dtype
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.coreset import Coreset, Pool
 from protocore.methods.csrel_options import BATCH, PRESETS, CSReLOptions
 from protocore.methods.csrel_stream import CSReLStream
-from protocore.methods.losses import sum_of_means
-from protocore.methods.selection import greedy, quota
+from protocore.methods.parts.coreset import Coreset, Pool
+from protocore.methods.parts.losses import sum_of_means
+from protocore.methods.parts.selection import greedy, quota
 
 TASK = "exemplars/task"
 

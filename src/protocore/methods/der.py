@@ -16,7 +16,7 @@ from protocore.memory.plan import Horizon, Plan
 from protocore.memory.prototypes import DTYPES
 from protocore.memory.store import Drawn
 from protocore.methods.base import Batch, Tools
-from protocore.methods.replay import ReplayMethod, ReplayOptions
+from protocore.methods.parts.replay import ReplayMethod, ReplayOptions
 
 
 @dataclass(frozen=True)

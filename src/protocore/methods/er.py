@@ -11,8 +11,8 @@ from torch import Tensor
 
 from protocore.config import option
 from protocore.methods.base import Batch
-from protocore.methods.losses import masked_cross_entropy
-from protocore.methods.replay import ReplayMethod, ReplayOptions
+from protocore.methods.parts.losses import masked_cross_entropy
+from protocore.methods.parts.replay import ReplayMethod, ReplayOptions
 
 
 @dataclass(frozen=True)

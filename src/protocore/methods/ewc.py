@@ -17,7 +17,7 @@ from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.memory.plan import Horizon, Plan
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.losses import masked_cross_entropy
+from protocore.methods.parts.losses import masked_cross_entropy
 
 Named = dict[str, Tensor]
 FLOATS_AT_ONCE = 2**25  # of per-sample gradients: what bounds the memory of an estimate

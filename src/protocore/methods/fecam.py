@@ -17,7 +17,7 @@ from protocore.memory.covariances import Covariances
 from protocore.memory.plan import Horizon, Plan, plan_of
 from protocore.methods.base import Tools
 from protocore.methods.finetune import Finetune
-from protocore.methods.means import ClassMeans, at_home, by_class
+from protocore.methods.parts.means import ClassMeans, at_home, by_class
 
 LEAST = 1e-6  # what a dead unit's logarithm is taken of
 

@@ -14,11 +14,11 @@ from protocore.config import Options, option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
-from protocore.methods.coreset import Coreset, Pool
-from protocore.methods.losses import class_means
-from protocore.methods.means import at_home, by_class, nearest_mean_scores
-from protocore.methods.previous import Previous
-from protocore.methods.selection import herding, rank_in_class
+from protocore.methods.parts.coreset import Coreset, Pool
+from protocore.methods.parts.losses import class_means
+from protocore.methods.parts.means import at_home, by_class, nearest_mean_scores
+from protocore.methods.parts.previous import Previous
+from protocore.methods.parts.selection import herding, rank_in_class
 
 SHOWN = 64  # images of a class that has no exemplars yet, whose mean stands for it while its first task is open
 

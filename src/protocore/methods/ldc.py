@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from protocore.config import option
 from protocore.data.stream import Task
-from protocore.methods.drift import Drift, DriftOptions
+from protocore.methods.parts.drift import Drift, DriftOptions
 
 
 def with_one(a: Tensor, bias: bool) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.losses import distillation, masked_cross_entropy
-from protocore.methods.previous import Previous
+from protocore.methods.parts.losses import distillation, masked_cross_entropy
+from protocore.methods.parts.previous import Previous
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from protocore.config import Options, option
 from protocore.methods.base import Batch
-from protocore.methods.gradients import along, cosines, gram_rows, mean_gradient, norms, residuals
-from protocore.methods.picking import Picking
+from protocore.methods.parts.gradients import along, cosines, gram_rows, mean_gradient, norms, residuals
+from protocore.methods.parts.picking import Picking
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from protocore.methods.onpro_losses import (
     random_slots,
     similarity,
 )
-from protocore.methods.replay import ReplayMethod, ReplayOptions
+from protocore.methods.parts.replay import ReplayMethod, ReplayOptions
 
 PROJECTION = 128  # dimensions of the projection, where the features have as many
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.data.augment import flip, resized_crop
-from protocore.methods.losses import class_means
+from protocore.methods.parts.losses import class_means
 
 EPS = 1e-8  # inside the logarithms of the instance contrast
 LUMA = (0.299, 0.587, 0.114)

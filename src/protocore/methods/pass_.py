@@ -15,9 +15,9 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.plan import Horizon, Plan, plan_of
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.losses import radius
-from protocore.methods.means import ClassMeans, at_home
-from protocore.methods.previous import Previous
+from protocore.methods.parts.losses import radius
+from protocore.methods.parts.means import ClassMeans, at_home
+from protocore.methods.parts.previous import Previous
 
 
 def rotated(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

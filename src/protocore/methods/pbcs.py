@@ -14,9 +14,9 @@ from torch import Tensor
 from protocore.config import Options, option
 from protocore.errors import UserError
 from protocore.methods.base import Tools
-from protocore.methods.coreset import Coreset, Pool
-from protocore.methods.selection import best, quota, rank_in_class
-from protocore.methods.simplex import project_capped_simplex
+from protocore.methods.parts.coreset import Coreset, Pool
+from protocore.methods.parts.selection import best, quota, rank_in_class
+from protocore.methods.parts.simplex import project_capped_simplex
 
 DIVERGED = 9.0  # an inner problem that ends above this loss counts for nothing; its mask is drawn anew
 TRIES = 5

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protocore.condense.loop import flat_maps
-from protocore.condense.memory import CondensedMemory
+from protocore.condense.store import CondensedMemory
 from protocore.condense.targets import Targets, believed, layer_goals, make_targets
 from protocore.config import plural
 from protocore.data.augment import augmentation, to_float
@@ -21,10 +21,10 @@ from protocore.memory.plan import Horizon, Plan
 from protocore.memory.quota import by_label
 from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.losses import class_means, masked_cross_entropy, mixed_prototypes, prototype_loss, radius
-from protocore.methods.means import at_home
+from protocore.methods.parts.losses import class_means, masked_cross_entropy, mixed_prototypes, prototype_loss, radius
+from protocore.methods.parts.means import at_home
+from protocore.methods.parts.replay import Replay
 from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
-from protocore.methods.replay import Replay
 
 TABLE_IMAGES = 256  # exemplars looked at when the table of old prototypes is renewed
 
@@ -53,13 +53,13 @@ class ProtoCore(Method):
         super().__init__(tools, options)
         o = options
         self.perturb = tools.augment if o.perturb == "auto" else augmentation(o.perturb)
-        recipe = recipe_of(o, self.perturb, tools.decoder)
+        recipe = recipe_of(o, self.perturb, tools.codec)
         if o.target == "sample" and tools.space == "codec":
             raise UserError("--target sample has no meaning with --replay-space codec: there the network sees nothing "
                             "of a sample but its code; take --replay-space mix")
         self.invents = recipe.start != "nearest" or recipe.steps > 0
         self.blend = 1 if recipe.start == "nearest" else o.blend
-        self.condensed = CondensedMemory(tools.decoder, self.net.dim, o.prototype_dtype, recipe)
+        self.condensed = CondensedMemory(tools.codec, self.net.dim, o.prototype_dtype, recipe)
         self.exemplars = self.condensed.exemplars
         self.real = Replay(tools, "class", "real exemplars") if o.real else None
         self.sigma = torch.full((1,), sigma_of(o.noise))
@@ -139,7 +139,7 @@ class ProtoCore(Method):
     def after_step(self, batch: Batch) -> None:
         if self.real and batch.first_pass:
             self.real.offer(batch.images, batch.labels.cpu())
-            if self.tools.decoder.exemplar_bytes is None:
+            if self.tools.codec.exemplar_bytes is None:
                 self.settle()
         self.steps += 1
         if self.steps % self.options.prototype_every == 0 and (self.options.cur_pro or self.options.pre_pro):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from protocore.codecs.base import Codec
 from protocore.condense.loop import Weights
-from protocore.condense.memory import ORIGINS, STARTS, Recipe, start_for
+from protocore.condense.store import ORIGINS, STARTS, Recipe, start_for
 from protocore.config import Options, flag, option
-from protocore.decoders.base import Decoder
 from protocore.errors import UserError
 
 
@@ -59,7 +59,7 @@ class ProtoCoreOptions(Options):
     prototype_every: int = option(20, "steps between two renewals of the old classes' prototypes", least=1)
 
 
-def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], decoder: Decoder) -> Recipe:
+def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], codec: Codec) -> Recipe:
     """How exemplars are made under these options; `perturb` are the transforms F of replay."""
     start = start_for(o.exemplars, o.start)
     coded = start == "nearest"
@@ -67,9 +67,9 @@ def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], decoder:
         if not coded and getattr(o, wish) not in ("centre", 0.0):
             raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
                             "for no single picture")
-    steps = (0 if coded or not decoder.differentiable else 50) if o.condense_steps is None else o.condense_steps
-    if not decoder.differentiable and (steps or start == "random"):
-        raise UserError(f"--codec {decoder.codec} has no gradients, so exemplars cannot be optimised through it: "
+    steps = (0 if coded or not codec.differentiable else 50) if o.condense_steps is None else o.condense_steps
+    if not codec.differentiable and (steps or start == "random"):
+        raise UserError(f"--codec {codec.spec} has no gradients, so exemplars cannot be optimised through it: "
                         "leave out --condense-steps and --start random, or take --codec vqgan or pixels")
     wishes = ("target", "match_layers", "match_pixels", "natural", "condense_perturb", "refresh", "record")
     idle = [wish for wish in wishes if getattr(o, wish) not in ("centre", 0.0, False)]

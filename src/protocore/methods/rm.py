@@ -13,8 +13,8 @@ from protocore.backbones.head import GrowingHead
 from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
-from protocore.methods.coreset import Coreset, Pool
-from protocore.methods.perturbations import perturbed
+from protocore.methods.parts.coreset import Coreset, Pool
+from protocore.methods.parts.perturbations import perturbed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocore.decoders import is_told
+from protocore.codecs import is_told
 from protocore.errors import DataError
 from protocore.memory.ledger import Entry, Ledger
 from protocore.memory.pack.format import VERSION, Group, Info, by_prefix, groups_in, ints, origin_of

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocore.decoders.base import ImageShape
+from protocore.codecs.base import ImageShape
 from protocore.errors import DataError
 from protocore.memory.ledger import HEADER, Entry, Ledger
 from protocore.version import __version__

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocore.codecs import Codec, way_to
 from protocore.config import plural
-from protocore.decoders import Decoder, way_to
 from protocore.errors import DataError
 from protocore.memory.codings import at_once, to_uint8
 from protocore.memory.ledger import HEADER
@@ -78,7 +78,7 @@ def summary(pack: Pack) -> list[Line]:
     return lines
 
 
-def exemplars(pack: Pack, decoder: Decoder, group: str, most: int | None = None) -> tuple[Tensor, Tensor]:
+def exemplars(pack: Pack, codec: Codec, group: str, most: int | None = None) -> tuple[Tensor, Tensor]:
     """What replay sees of a group: uint8 images (n, C, H, W) and labels (int64); of each class the first `most`."""
     if group not in pack.info.groups:
         there = ", ".join(map(plain, pack.info.groups)) or "none"
@@ -88,28 +88,28 @@ def exemplars(pack: Pack, decoder: Decoder, group: str, most: int | None = None)
     with _decoding(group):
         images = torch.empty(len(rows), *pack.info.image_shape, dtype=torch.uint8)
     at = 0
-    for part in _decode(pack, decoder, group, rows):
+    for part in _decode(pack, codec, group, rows):
         images[at : at + len(part)] = part
         at += len(part)
     return images, torch.from_numpy(labels[rows])
 
 
-def _decode(pack: Pack, decoder: Decoder, group: str, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+def _decode(pack: Pack, codec: Codec, group: str, rows: NDArray[np.int64]) -> Iterator[Tensor]:
     """These exemplars of a group as uint8 images, some at a time: a short file may hold large pictures."""
     said, shape = pack.info.groups[group], pack.info.image_shape
-    if decoder.digest != said.digest or tuple(decoder.image_shape) != shape:
+    if codec.digest != said.digest or tuple(codec.image_shape) != shape:
         raise DataError(f"{plain(group)} were written by the decoder {said.decoder} ({said.digest[:12]}…) for images "
-                        f"of {shape}; met {decoder.codec} ({decoder.digest[:12]}…) for {decoder.image_shape}: "
+                        f"of {shape}; met {codec.spec} ({codec.digest[:12]}…) for {codec.image_shape}: "
                         f"{way_to(said.decoder)}")
     stored = take_apart(by_prefix(pack.tensors)[group]).stored
     size = at_once(shape)
     for at in range(0, len(rows), size):
         part = [stored[i] for i in rows[at : at + size].tolist()]
         with _decoding(group), torch.no_grad():
-            if decoder.lossless:
+            if codec.lossless:
                 images = torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8).view(len(part), *shape)
             else:
-                images = to_uint8(decoder.decode(decoder.from_bytes(part))).cpu()
+                images = to_uint8(codec.decode(codec.from_bytes(part))).cpu()
         if images.shape != (len(part), *shape):
             raise DataError(f"{plain(group)} decode to {tuple(images.shape)}, expected {(len(part), *shape)}")
         yield images
@@ -127,7 +127,7 @@ def _decoding(group: str) -> Iterator[None]:
         raise DataError(f"{plain(group)} do not decode: {error}") from error
 
 
-def verify(path: Path, decoder: Decoder | Callable[[Pack], Decoder | None] | None = None) -> list[Finding]:
+def verify(path: Path, codec: Codec | Callable[[Pack], Codec | None] | None = None) -> list[Finding]:
     """Everything that reading checks; with a decoder also that it is the right one and decodes every exemplar.
 
     `decoder` may be a function that finds it for the pack. A file that cannot be read at all raises `DataError`: only
@@ -149,19 +149,19 @@ def verify(path: Path, decoder: Decoder | Callable[[Pack], Decoder | None] | Non
         if t.is_floating_point() and prefix_of(name) not in info.groups and not bool(t.isfinite().all()):
             found.append(Finding(False, f"{plain(name)} holds values that are not finite"))
     try:
-        mine = decoder if decoder is None or isinstance(decoder, Decoder) else decoder(pack)
+        mine = codec if codec is None or isinstance(codec, Codec) else codec(pack)
     except DataError as error:
         return [*found, Finding(False, str(error))]
     return [*found, *(_decoded(pack, name, mine) for name in info.groups)]
 
 
-def _decoded(pack: Pack, group: str, decoder: Decoder | None) -> Finding:
+def _decoded(pack: Pack, group: str, codec: Codec | None) -> Finding:
     said, count = pack.info.groups[group], len(pack.tensors[f"{group}/labels"])
     name = plain(group)
-    if decoder is None:
+    if codec is None:
         return Finding(True, f"{name}: not decoded, as no decoder was given ({said.decoder}, {said.digest[:12]}…)")
     try:
-        for _ in _decode(pack, decoder, group, np.arange(count)):
+        for _ in _decode(pack, codec, group, np.arange(count)):
             pass  # none is kept: all of them may be larger than the memory
     except DataError as error:
         return Finding(False, f"{name}: {error}")

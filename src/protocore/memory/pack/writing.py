@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from protocore.decoders.base import Decoder
+from protocore.codecs.base import Codec
 from protocore.files import write_atomic
 from protocore.memory.ledger import Entry, Ledger
 from protocore.memory.pack.checks import Judge
@@ -16,18 +16,18 @@ from protocore.memory.pack.format import Group, Info, Pack, groups_in, origin_of
 from protocore.memory.pack.reading import parse
 
 
-def write_pack(path: Path, tensors: Mapping[str, Tensor], *, class_names: Sequence[str], decoder: Decoder,
+def write_pack(path: Path, tensors: Mapping[str, Tensor], *, class_names: Sequence[str], codec: Codec,
                method: str) -> Pack:
     """Write a method's `state()`. The same memory gives the same bytes: nothing depends on the time or the place."""
     held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     groups = {
-        name: Group(decoder.codec, decoder.digest, origin_of(name, decoder.lossless),
-                    None if f"{name}/lengths" in held else decoder.exemplar_bytes)
+        name: Group(codec.spec, codec.digest, origin_of(name, codec.lossless),
+                    None if f"{name}/lengths" in held else codec.exemplar_bytes)
         for name in groups_in(held)
     }
-    shared = [Entry(f"decoder {decoder.codec}", decoder.shared_bytes, 1, shared=True)] if groups else []
+    shared = [Entry(f"decoder {codec.spec}", codec.shared_bytes, 1, shared=True)] if groups else []
     ledger = Ledger(tuple(e for e in shared if e.bytes))
-    channels, height, width = decoder.image_shape
+    channels, height, width = codec.image_shape
     return save_pack(path, sealed(held, Info((channels, height, width), tuple(class_names), groups, method, ledger)))
 
 

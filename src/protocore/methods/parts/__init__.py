@@ -1,0 +1,1 @@
+"""What several methods share: replay, selection, losses, old networks."""

@@ -1,0 +1,79 @@
+"""Drift compensation: LwF trains, one mean a class predicts, and means of old classes follow the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from protocore.config import option
+from protocore.data.stream import Task
+from protocore.memory.plan import Horizon, Plan
+from protocore.methods.base import Tools
+from protocore.methods.lwf import LwF, LwFOptions
+from protocore.methods.parts.means import ClassMeans, at_home, by_class, nearest_mean_scores
+
+
+@dataclass(frozen=True)
+class DriftOptions(LwFOptions):
+    """LwF's, with the weight of this family, and the type of what is stored."""
+
+    weight: float = option(10.0, "weight λ of the distillation", least=0)
+    prototype_dtype: str = option("float16", "how means are stored", choices=("float16", "float32"))
+
+
+class Drift(LwF):
+    """A subclass says in `moved` where old means have gone while the network learned the task.
+
+    A class that the task is about gets its mean from the task's images. Any other stored one is moved; if it visits
+    the task with a few images, these are then counted in.
+    """
+
+    keeps = "one mean feature a class"
+    Options = DriftOptions
+    defaults: ClassVar = {"head": "cosine"}
+    presets: ClassVar = {
+        "paper": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 2e-4, "schedule": "steps:45,90",
+                  "epochs": 100, "batch": 128, "head": "cosine"},
+        "paper tinyimagenet": {"lr": 0.001},
+    }
+
+    def __init__(self, tools: Tools, options: DriftOptions) -> None:
+        super().__init__(tools, options)
+        self.means = ClassMeans(self.net.dim, options.prototype_dtype)
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        return self.means.plan(at.classes)
+
+    def end_task(self, task: Task) -> None:
+        with self.tools.timed("compensate"):
+            was_training = self.net.training
+            self.net.eval()
+            z, labels = self.task_features(task)
+            home = at_home(task)
+            old = [c for c in self.means.classes if c not in home]
+            if old:
+                self.means.set(old, self.moved(task, old, z))
+            self.means.update(z, labels, home)
+            self.net.train(was_training)
+        super().end_task(task)
+
+    def moved(self, task: Task, classes: list[int], z: Tensor) -> Tensor:
+        """Where the means of these classes are now, (C, d); z are the new features of the task's images."""
+        raise TypeError(f"{type(self).__name__} moves nothing")
+
+    def scores(self, x: Tensor) -> Tensor:
+        z = self.net.features(x)
+        if not len(self.means):
+            return self.net.logits(z)
+        means = nearest_mean_scores(z, self.means.get(self.means.classes))
+        return by_class(means, self.means.classes, self.seen[-1] + 1)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.means.tensors()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state(state)
+        self.means.load(state)

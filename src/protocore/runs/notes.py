@@ -1,0 +1,67 @@
+"""What a user should know about a run and cannot see in its numbers: one line each, with the flag that helps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from protocore.config import Resolved, Settings, plural
+from protocore.data.stream import Stream
+from protocore.methods import method_named
+from protocore.learn.loop import steps_for
+from protocore.learn.metrics import Matrix
+
+LEARNED = 0.4  # of the way from chance to 100 %: less, and a task counts as not learned
+MANY_STEPS = 2000  # a task: a network that has not learned it by then needs something else than more of them
+WANTED_STEPS = 300
+FORGOTTEN = 5.0  # percent
+
+
+def notes_before(config: Resolved, stream: Stream) -> list[str]:
+    """What can be said before the training."""
+    notes = []
+    s, sources = config.settings, config.sources
+    if s.benchmark.startswith("folder:") and sources["augment"].startswith("benchmark"):
+        notes.append(f"Pictures are moved (--augment {s.augment}) but not mirrored: a mirror image may be another "
+                     f"class. Where it is the same class, add --augment {s.augment},flip")
+    if sources["codec"].endswith("--budget"):
+        notes.append(f"Exemplars are stored as --codec {s.codec}, so that more of them fit; --codec pixels keeps them "
+                     "unchanged")
+    one = len(stream) > 1 and not s.blurry and any(len(classes) == 1 for classes in stream.task_classes[1:])
+    if one and getattr(config.options, "current", None) == "all":
+        balanced = "" if getattr(config.options, "draw", "balanced") == "balanced" else "--draw balanced "
+        notes.append(f"{s.method} with one class a task often ends at answering with the newest class whatever it "
+                     f"sees; add {balanced}--current masked")
+    return notes
+
+
+def notes_after(config: Resolved, stream: Stream, class_il: Matrix, task_il: Matrix) -> list[str]:
+    """What the accuracies give away: a network that did not learn its tasks, or one that knows only the last."""
+    return [*_not_learned(config.settings, stream, task_il), *_only_the_newest(config, class_il)]
+
+
+def _only_the_newest(config: Resolved, class_il: Matrix) -> list[str]:
+    *old, new = class_il[-1]
+    if not old or len(class_il) == 1 or statistics.fmean(old) > FORGOTTEN or new < 100 - FORGOTTEN:
+        return []
+    if not method_named(config.settings.method).replays:  # it keeps no exemplars, and this is what comes of it
+        return []
+    masked = getattr(config.options, "current", None) == "all"
+    help = "--draw balanced --current masked" if masked else "exemplars (--spc, --budget), or take another method"
+    return [f"At the end the network answers with the newest classes only: add {help}"]
+
+
+def _not_learned(s: Settings, stream: Stream, task_il: Matrix) -> list[str]:
+    """Seen from the accuracy on each task right after it, the task being known."""
+    right = list(task_il[0]) if len(task_il) == 1 else [row[-1] for row in task_il]
+    both = [(a, 100 / len(classes)) for a, classes in zip(right, stream.task_classes, strict=False) if len(classes) > 1]
+    if s.online or not both:
+        return []
+    samples = round(statistics.fmean(stream.task_size(i) for i in range(len(stream))))
+    steps = steps_for(samples, s)
+    if steps >= MANY_STEPS or statistics.fmean((a - chance) / (100 - chance) for a, chance in both) >= LEARNED:
+        return []
+    accuracy, chance = (statistics.fmean(values) for values in zip(*both, strict=True))
+    wanted = max(math.ceil(max(WANTED_STEPS, 3 * steps) / math.ceil(samples / s.batch)), 1)
+    return [f"The network has hardly learned its tasks: right after each it knew {accuracy:.0f} % of its test pictures "
+            f"(chance is {chance:.0f} %), with {plural(steps, 'step')} a task. Add --epochs {wanted}"]

@@ -1,0 +1,666 @@
+"""The small VQGAN: bits, the quantiser against slow loops, files that lie, training, shipped weights."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from sklearn.datasets import load_digits, load_sample_images
+
+from protocore.codecs import vqgan
+from protocore.codecs.bits import bits_per_code, pack, packed_bytes, unpack
+from protocore.codecs.padding import reflect_pad
+from protocore.codecs.vqgan import (
+    VQGAN,
+    Quantiser,
+    VQGANCodec,
+    VQGANConfig,
+    files,
+    load,
+    quantiser,
+    save,
+    search,
+    shipped,
+    training,
+)
+from protocore.codecs.vqgan.measuring import evaluate, picture_of
+from protocore.codecs.vqgan.training import TrainingOptions, train_decoder
+from protocore.errors import DataError, UserError
+
+TINY = VQGANConfig(
+    channels=3,
+    factor=4,
+    codes=16,
+    stages=2,
+    code_dim=6,
+    code_rank=4,
+    width=12,
+    encoder_width=12,
+    blocks=1,
+    beam=3,
+)
+
+
+@pytest.fixture
+def tiny() -> VQGAN:
+    torch.manual_seed(0)
+    model = VQGAN(TINY)
+    model.quantiser.bases.copy_(torch.linalg.qr(torch.randn(2, 6, 4)).Q)
+    for layer in (model.encoder.out, model.decoder.out):  # zero at first: give the convolutions a say
+        torch.nn.init.normal_(layer.weight, std=0.05)
+    return model
+
+
+def structured(count: int, seed: int, size: int = 16, channels: int = 3) -> np.ndarray:
+    """Pictures of smooth waves with random direction, colour and phase."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:size, :size] / size
+    a, b = rng.normal(0, 4, (2, count, 1, 1, 1))
+    phase, level = rng.uniform(0, 6, (count, 1, 1, 1)), rng.uniform(0.2, 0.8, (count, channels, 1, 1))
+    waves = level + 0.2 * np.sin(a * x + b * y + phase)
+    return (waves.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+# bits
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 5000), st.integers(0, 40), st.integers(0, 5), st.integers(0, 2**32 - 1))
+def test_packing_round_trip_is_exact_at_ceil_log2_bits(codes: int, count: int, rows: int, seed: int) -> None:
+    indices = np.random.default_rng(seed).integers(0, codes, (rows, count))
+    stored = pack(indices, codes)
+    width = next(b for b in range(1, 20) if 2**b >= codes)
+    assert bits_per_code(codes) == width
+    assert {len(row) for row in stored} <= {-(-count * width // 8)}
+    assert np.array_equal(unpack(stored, count, codes), indices)
+
+
+def test_packing_matches_a_string_of_bits() -> None:
+    indices = np.array([[5, 0, 511, 256, 3]])
+    text = "".join(f"{i:09b}" for i in indices[0]).ljust(48, "0")
+    assert pack(indices, 512) == [int(text, 2).to_bytes(6, "big")]
+
+
+def test_unpacking_refuses_wrong_length_padding_and_range() -> None:
+    (row,) = pack(np.array([[1, 2, 3]]), 500)
+    for bad in (row[:-1], row + b"\0", row[:-1] + bytes([row[-1] | 1])):
+        with pytest.raises(DataError):
+            unpack([bad], 3, 500)
+    with pytest.raises(DataError, match="511"):
+        unpack(pack(np.array([[511]]), 512), 1, 500)
+    for wrong in ([[500]], [[-1]]):
+        with pytest.raises(DataError):
+            pack(np.array(wrong), 500)
+
+
+# quantiser
+
+
+def test_greedy_search_is_the_nearest_code_stage_after_stage() -> None:
+    generator = torch.Generator().manual_seed(1)
+    vectors, books = torch.randn(30, 5, generator=generator), torch.randn(3, 11, 5, generator=generator)
+    for row, found in zip(vectors, search(vectors, books), strict=True):
+        for stage in range(3):
+            distances = [float((row - code).square().sum()) for code in books[stage]]
+            assert int(found[stage]) == int(np.argmin(distances))
+            row = row - books[stage, found[stage]]
+
+
+def test_beam_search_matches_a_slow_beam_and_a_full_beam_is_the_optimum() -> None:
+    generator = torch.Generator().manual_seed(2)
+    vectors, books = torch.randn(20, 4, generator=generator), torch.randn(3, 6, 4, generator=generator)
+
+    def slow(vector: torch.Tensor, beam: int) -> tuple[int, ...]:
+        kept: list[tuple[float, tuple[int, ...], torch.Tensor]] = [(0.0, (), vector)]
+        for book in books:
+            grown = [
+                (float((rest - code).square().sum()), (*path, i), rest - code)
+                for _, path, rest in kept
+                for i, code in enumerate(book)
+            ]
+            kept = sorted(grown, key=lambda entry: entry[0])[:beam]
+        return kept[0][1]
+
+    for beam in (1, 2, 5, 6**3):
+        found = search(vectors, books, beam)
+        assert [tuple(row.tolist()) for row in found] == [slow(vector, beam) for vector in vectors]
+
+
+def test_search_does_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, books = torch.randn(50, 4), torch.randn(2, 8, 4)
+    whole = search(vectors, books, 2)
+    monkeypatch.setattr(quantiser, "_CHUNK_SCORES", 7 * 16)
+    assert torch.equal(search(vectors, books, 2), whole)
+
+
+def test_every_residual_stage_lowers_the_error() -> None:
+    generator = torch.Generator().manual_seed(3)
+    vectors = torch.randn(3000, 6, generator=generator)
+    books, rest = [], vectors
+    for _ in range(4):
+        books.append(training.kmeans(rest, 32, generator))
+        rest = rest - books[-1][search(rest, books[-1][None])[:, 0]]
+    stack = torch.stack(books)
+    errors = [
+        float((vectors - stack[torch.arange(k), search(vectors, stack[:k])].sum(1)).square().mean())
+        for k in range(1, 5)
+    ]
+    assert all(after < 0.75 * before for before, after in itertools.pairwise(errors))
+
+
+def test_gradient_passes_straight_through(tiny: VQGAN) -> None:
+    decoder = VQGANCodec(tiny, (3, 16, 16))
+    z = torch.randn(2, *decoder.latent_shape, requires_grad=True)
+    weight = torch.randn_like(z)
+    (decoder.quantise(z) * weight).sum().backward()
+    assert z.grad is not None
+    assert torch.equal(z.grad, weight)
+    assert not torch.equal(decoder.quantise(z), z)
+
+
+def test_a_draft_is_storable_and_lies_between_greedy_and_the_long_search() -> None:
+    decoder = load(shipped(3), (3, 32, 32), 4)
+    z = decoder.encode(torch.from_numpy(crops(32)[:16]).float() / 255).requires_grad_(True)
+    draft = decoder.draft(z)
+    found = (decoder.quantise(z), draft, decoder.model.quantiser(z, 4, beam=1)[0])
+    long, quick, greedy = (float((codes - z).detach().square().mean()) for codes in found)
+    assert long < quick < greedy
+    assert quick < 1.2 * long
+    again = decoder.from_bytes(decoder.to_bytes(draft.detach()))
+    assert float((again - draft).abs().amax(1).lt(1e-4).float().mean()) > 0.95
+    (gradient,) = torch.autograd.grad(draft.sum(), z)
+    assert torch.equal(gradient, torch.ones_like(z))
+
+
+def test_moving_average_follows_a_slow_reference() -> None:
+    torch.manual_seed(4)
+    quantiser = Quantiser(TINY)
+    quantiser.bases.copy_(torch.linalg.qr(torch.randn(2, 6, 4)).Q)
+    bases, codes = quantiser.bases.numpy(), quantiser.codes.numpy().copy()
+    counts, sums = quantiser.counts.numpy().copy(), quantiser.sums.numpy().copy()
+    for _ in range(3):
+        z = torch.randn(4, 6, 3, 2)
+        indices = quantiser.indices(z, 2)
+        quantiser.update(z, indices, decay=0.9)
+        hits, total = np.zeros_like(counts), np.zeros_like(sums)
+        for n in range(4):
+            for i in range(3):
+                for j in range(2):
+                    rest = z[n, :, i, j].numpy()
+                    for stage in range(2):
+                        code = int(indices[n, stage, i, j])
+                        hits[stage, code] += 1
+                        total[stage, code] += bases[stage].T @ rest
+                        rest = rest - bases[stage] @ codes[stage, code]
+        counts, sums = 0.9 * counts + 0.1 * hits, 0.9 * sums + 0.1 * total
+        codes = sums / counts[..., None]
+        np.testing.assert_allclose(quantiser.codes.numpy(), codes, atol=1e-5)
+
+
+def test_skipped_stages_keep_their_codes() -> None:
+    quantiser = Quantiser(TINY)
+    before = quantiser.codes.clone()
+    z = torch.randn(4, 6, 3, 3)
+    quantiser.update(z, quantiser.indices(z, 2), decay=0.5, skip=1)
+    assert torch.equal(quantiser.codes[0], before[0])
+    assert not torch.equal(quantiser.codes[1], before[1])
+
+
+def test_dead_codes_come_back_to_life() -> None:
+    torch.manual_seed(5)
+    quantiser, generator = Quantiser(TINY), torch.Generator().manual_seed(0)
+    quantiser.codes[:, 5:] = 1000.0  # nothing will ever fall there
+    quantiser.seed_averages()
+    z = torch.randn(64, 6, 4, 4)
+    used = lambda: [len(row.unique()) for row in quantiser.indices(z, 2).transpose(0, 1).flatten(1)]  # noqa: E731
+    assert max(used()) <= 5
+    for _ in range(60):
+        quantiser.update(z, quantiser.indices(z, 2), decay=0.9)
+    moved = quantiser.revive(z, quantiser.indices(z, 2), generator)
+    assert moved == 22
+    assert min(used()) >= 14
+
+
+# the interface
+
+
+def test_bytes_round_trip_and_length(tiny: VQGAN) -> None:
+    for stages in (1, 2):
+        decoder = VQGANCodec(tiny, (3, 20, 14), stages)
+        images = torch.rand(5, 3, 20, 14)
+        z = decoder.encode(images)
+        assert tuple(z.shape[1:]) == decoder.latent_shape == (6, 5, 4)
+        stored = decoder.to_bytes(z)
+        assert {len(row) for row in stored} == {decoder.exemplar_bytes} == {packed_bytes(stages * 20, 16)}
+        back = decoder.from_bytes(stored)
+        torch.testing.assert_close(back, decoder.quantise(z), atol=1e-6, rtol=0)
+        first = unpack(stored, stages * 20, 16)[0].reshape(stages, 5, 4)
+        code = sum(tiny.quantiser.codebooks(2)[s, first[s, 2, 3]] for s in range(stages))
+        torch.testing.assert_close(back[0, :, 2, 3], code)
+        with pytest.raises(DataError):
+            decoder.from_bytes([stored[0][:-1]])
+    assert VQGANCodec(tiny, (3, 20, 14)).from_bytes([]).shape == (0, 6, 5, 4)
+
+
+def test_refining_brings_every_picture_closer_or_leaves_it(tiny: VQGAN) -> None:
+    images = torch.from_numpy(structured(24, 7)).float() / 255
+    training.initialise(tiny, [images], torch.Generator().manual_seed(0))
+    errors = []
+    for sweeps in (0, 1, 3):
+        decoder = VQGANCodec(tiny, (3, 16, 16), sweeps=sweeps)
+        stored = decoder.to_bytes(decoder.encode(images))
+        assert {len(row) for row in stored} == {decoder.exemplar_bytes}
+        decoded = decoder.decode(decoder.from_bytes(stored))
+        errors.append((decoded - images).square().flatten(1).sum(1))
+    assert bool((errors[1] <= errors[0] * 1.0001).all())
+    assert bool((errors[2] <= errors[0] * 1.0001).all())
+    assert float(errors[1].sum()) < 0.99 * float(errors[0].sum())
+    odd = VQGANCodec(tiny, (3, 5, 3), sweeps=1)
+    assert odd.decode(odd.encode(torch.rand(2, 3, 5, 3))).shape == (2, 3, 5, 3)
+
+
+@pytest.mark.parametrize("side", [(32, 32), (64, 64), (224, 224), (28, 28), (33, 47), (5, 3), (1, 1)])
+def test_same_weights_serve_every_size(tiny: VQGAN, side: tuple[int, int]) -> None:
+    decoder = VQGANCodec(tiny, (3, *side))
+    images = torch.rand(1, 3, *side)
+    decoded = decoder.decode(decoder.from_bytes(decoder.to_bytes(decoder.encode(images))))
+    assert decoded.shape == images.shape
+    assert 0 <= float(decoded.min()) <= float(decoded.max()) <= 1
+
+
+def test_padding_mirrors_like_numpy() -> None:
+    for height, width in ((5, 7), (3, 2), (9, 8)):
+        images = torch.rand(2, 3, height, width)
+        bottom, right = -height % 8, -width % 8
+        expected = np.pad(images.numpy(), ((0, 0), (0, 0), (0, bottom), (0, right)), mode="reflect")
+        assert np.array_equal(reflect_pad(images, 8).numpy(), expected)
+
+
+def test_the_network_is_frozen_but_z_is_not(tiny: VQGAN) -> None:
+    decoder = VQGANCodec(tiny, (3, 16, 16))
+    assert not any(p.requires_grad for p in tiny.parameters())
+    assert not tiny.training
+    z = decoder.encode(torch.rand(1, 3, 16, 16)).requires_grad_()
+    decoder.decode(z).sum().backward()
+    assert z.grad is not None
+    assert float(z.grad.abs().sum()) > 0
+
+
+def test_shared_bytes_count_decoder_and_codebooks_in_use(tiny: VQGAN) -> None:
+    parts = {k: 2 * sum(p.numel() for p in getattr(tiny, k).parameters()) for k in ("encoder", "decoder")}
+    decoder = VQGANCodec(tiny, (3, 16, 16), stages=1)
+    assert decoder.shared_bytes == parts["decoder"] + 2 * (16 * 4 + 6 * 4)
+    assert decoder.encoder_bytes == parts["encoder"]
+    assert decoder.with_shape((3, 16, 16), 2).shared_bytes == parts["decoder"] + 4 * (16 * 4 + 6 * 4)
+
+
+def test_digest_follows_weights_shape_and_stages(tiny: VQGAN) -> None:
+    base = VQGANCodec(tiny, (3, 16, 16))
+    digests = {base.digest, base.with_shape((3, 16, 17)).digest, base.with_shape((3, 16, 16), 1).digest}
+    assert base.with_shape((3, 16, 16)).digest == base.digest
+    tiny.decoder.linear.weight.view(-1)[0] += 1
+    digests.add(VQGANCodec(tiny, (3, 16, 16)).digest)
+    assert len(digests) == 4
+
+
+def test_mistakes_are_told(tiny: VQGAN) -> None:
+    for bad in ({"channels": 2}, {"factor": 6}, {"codes": 1}, {"stages": 0}, {"width": 2**40}, {"blocks": 1.0}):
+        with pytest.raises(DataError, match=next(iter(bad))):
+            VQGANConfig(**bad)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="channels"):
+        VQGANCodec(tiny, (1, 16, 16))
+    with pytest.raises(DataError, match="stages"):
+        VQGANCodec(tiny, (3, 16, 16), 3)
+    with pytest.raises(DataError, match="shape"):
+        VQGANCodec(tiny, (3, 16, 16)).encode(torch.rand(1, 3, 8, 8))
+    with pytest.raises(DataError, match="channels"):
+        shipped(2)
+
+
+# files
+
+
+def test_a_saved_decoder_comes_back(tiny: VQGAN, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.safetensors"
+    save(tiny, path)
+    state = torch.get_rng_state()
+    again = load(path, (3, 16, 16))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert again.digest == VQGANCodec(tiny, (3, 16, 16)).digest
+    images = torch.rand(3, 3, 16, 16)
+    torch.testing.assert_close(again.encode(images), tiny.encoder(images), atol=5e-3, rtol=5e-3)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_diverged_model_is_not_saved(tiny: VQGAN, tmp_path: Path) -> None:
+    with torch.no_grad():
+        tiny.decoder.linear.weight[0] = 1e6
+    with pytest.raises(DataError, match="float16"):
+        save(tiny, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_truncated_and_bit_flipped_files_are_refused(tiny: VQGAN, tmp_path: Path) -> None:
+    path, bad = tmp_path / "a.safetensors", tmp_path / "bad.safetensors"
+    save(tiny, path)
+    raw = path.read_bytes()
+    digest = load(path).digest
+    rng = np.random.default_rng(0)
+    for cut in (0, 7, 8, 100, len(raw) // 2, len(raw) - 1):
+        bad.write_bytes(raw[:cut])
+        with pytest.raises(DataError, match=r"bad\.safetensors"):
+            load(bad)
+    header = 8 + int.from_bytes(raw[:8], "little")
+    places = np.concatenate([np.arange(8), rng.integers(8, header, 150), rng.integers(header, len(raw), 50)])
+    for place in places:
+        damaged = bytearray(raw)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        bad.write_bytes(bytes(damaged))
+        try:
+            assert load(bad).digest == digest  # a flip in white space or the order of keys may be harmless
+        except DataError:
+            continue
+    with pytest.raises(DataError, match="read"):
+        load(tmp_path / "absent.safetensors")
+
+
+def test_pipes_devices_and_endless_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    for odd in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match="pipe or device"):
+            load(odd)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 1000)
+    large = tmp_path / "large.safetensors"
+    large.write_bytes(bytes(1001))
+    with pytest.raises(DataError, match=r"large\.safetensors: more bytes than"):
+        load(large)
+    large.write_bytes(bytes(1000))
+    with pytest.raises(DataError, match="header"):
+        load(large)
+
+
+def test_lying_files_are_refused(tiny: VQGAN, tmp_path: Path) -> None:
+    path, bad = tmp_path / "a.safetensors", tmp_path / "bad.safetensors"
+    save(tiny, path)
+    weights = load_tensors(path.read_bytes())
+    raw = path.read_bytes()
+    meta = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    config = asdict(TINY)
+
+    def other(**values: object) -> str:
+        return json.dumps({**config, **values})
+
+    name = "quantiser.codes"
+    lies = {
+        "version": (weights, {**meta, "version": "2"}),
+        "not a VQGAN": (weights, {**meta, "format": "x"}),
+        "hash": (weights, {**meta, "sha256": "0" * 64}),
+        "lacks": ({k: v for k, v in weights.items() if k != name}, meta),
+        "extra": ({**weights, "more": torch.zeros(1)}, meta),
+        "header says": ({**weights, name: weights[name][:, :8].contiguous()}, meta),
+        "float32": ({**weights, name: weights[name].float()}, meta),
+        "finite": ({**weights, name: weights[name] * float("nan")}, meta),
+        "width": (weights, {**meta, "config": other(width=2**60)}),
+        "fields": (weights, {**meta, "config": other(more=1)}),
+        "says": (weights, {**meta, "config": other(width=1024, blocks=32)}),
+        "configuration": (weights, {**meta, "config": "{"}),
+    }
+    for told, (tensors, header) in lies.items():
+        bad.write_bytes(save_tensors(tensors, header))
+        with pytest.raises(DataError, match=told):
+            load(bad)
+
+
+# training
+
+
+def test_training_lowers_the_loss_and_repeats_by_seed(tmp_path: Path) -> None:
+    images, held_out = structured(200, 0), structured(24, 1)
+    options = TrainingOptions(batch=16, adversarial=0.3)
+    rows: list[dict[str, float]] = []
+
+    def run(seed: int, out: Path | None = None) -> dict:
+        return train_decoder(
+            images,
+            TINY,
+            steps=60,
+            seed=seed,
+            held_out=held_out,
+            options=options,
+            progress=rows.append,
+            out=out,
+        )
+
+    out = tmp_path / "w.safetensors"
+    first, again, different = run(3, out), run(3), run(4)
+    assert first["loss_last"] < first["loss_first"] - 0.03
+    assert len(rows) == 180
+    assert first["digest"] == again["digest"] != different["digest"]
+    assert [entry["stages"] for entry in first["held_out"]] == [1, 2]
+    coarse, fine = first["held_out"]
+    assert coarse["psnr"] + 1 < fine["psnr"]
+    assert all(0 < share <= 1 for share in fine["codes_used"])
+    assert all(1 < value <= 16 for value in fine["perplexity"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["w.json", "w.png", "w.safetensors"]
+    assert json.loads((tmp_path / "w.json").read_text())["digest"] == first["digest"]
+    assert load(out, (3, 16, 16)).digest == first["digest"]
+    resumed = train_decoder(
+        images, TINY, steps=1, held_out=held_out, resume=out, options=TrainingOptions(learning_rate=1e-6)
+    )
+    assert abs(resumed["held_out"][-1]["psnr"] - fine["psnr"]) < 0.3
+
+
+@pytest.mark.parametrize("amount", [{"minutes": math.nan}, {"minutes": math.inf}, {"minutes": 0.0}, {"steps": 0}])
+def test_training_that_would_not_end_or_not_begin(amount: dict[str, Any]) -> None:
+    def stop(_: object) -> None:
+        raise AssertionError("a step was made")
+
+    with pytest.raises(DataError, match="above zero"):
+        train_decoder(structured(8, 0), TINY, held_out=structured(8, 1), progress=stop, **amount)
+
+
+def test_the_shortest_training_has_a_loss() -> None:
+    report = train_decoder(structured(40, 0), TINY, held_out=structured(8, 1), minutes=1e-9)
+    assert report["steps"] == 1
+    assert math.isfinite(report["loss_first"])
+
+
+def test_a_place_that_cannot_be_written_is_told_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "taken.png").mkdir()
+
+    def stop(_: object) -> None:
+        raise AssertionError("a step was made")
+
+    places = {
+        "x.png": "ends in .safetensors", "x.json": "ends in .safetensors", "x": "ends in .safetensors",
+        "folder.safetensors": "a folder", "taken.safetensors": "a folder", "file/x.safetensors": "cannot be written",
+        "n" * 230 + ".safetensors": "cannot be written",  # room for the name, but not for that of its first part
+    }  # fmt: skip
+    images = structured(8, 0)
+    for name, told in places.items():
+        with pytest.raises(UserError, match=told):
+            train_decoder(images, TINY, held_out=images, steps=1, progress=stop, out=tmp_path / name)
+    files.check_out(tmp_path / "new" / "deep" / "x.safetensors")
+    assert not list((tmp_path / "new" / "deep").iterdir())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.safetensors", "new", "taken.png"]
+
+
+@pytest.mark.parametrize(("channels", "height", "width", "scale", "count"), [
+    (1, 8, 8, 8, 16), (3, 32, 32, 2, 16), (1, 28, 28, 3, 14),
+    (3, 20, 70, 1, 16), (3, 100, 200, 1, 6), (3, 20, 400, 1, 4),
+])  # fmt: skip
+def test_reconstructions_can_be_seen(channels: int, height: int, width: int, scale: int, count: int) -> None:
+    """Enlarged pictures with gaps between, each row with words at its left."""
+    model = VQGAN(VQGANConfig(channels=channels, factor=4, codes=16, stages=1, width=8, encoder_width=8))
+    pictures = np.random.default_rng(0).integers(0, 200, (17, channels, height, width), np.uint8)  # nowhere white
+    image = picture_of(model, pictures, 1)
+    assert image.mode == ("L" if channels == 1 else "RGB")
+    page = np.asarray(image).reshape(image.height, image.width, channels)
+    tall, wide = height * scale, width * scale
+    left, tops = image.width - count * (wide + 4), (4, 8 + tall)
+    assert image.height == 2 * (tall + 4) + 4
+    assert left > 50
+    for i in range(count):
+        start = left + i * (wide + 4)
+        shown = page[tops[0] : tops[0] + tall, start : start + wide].transpose(2, 0, 1)
+        assert np.array_equal(shown, pictures[i].repeat(scale, 1).repeat(scale, 2))
+        assert (page[:, start + wide : start + wide + 4] == 255).all()
+    assert (page[tops[0] + tall : tops[1], left:] == 255).all()
+    images = torch.from_numpy(pictures[:1]).float() / 255
+    decoder = VQGANCodec(model, (channels, height, width), 1)
+    decoded = (decoder.decode(decoder.quantise(decoder.encode(images))) * 255).round().byte()[0].numpy()
+    below = page[tops[1] : tops[1] + tall, left : left + wide].transpose(2, 0, 1)
+    assert np.abs(below[:, ::scale, ::scale].astype(int) - decoded).max() <= 1
+    for top in tops:
+        words = page[max(0, top + tall // 2 - 8) : top + tall // 2 + 8, :left]
+        assert 20 < (words < 128).sum() < words.size / 4
+
+
+def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
+    pictures = structured(5, 2)
+    told = evaluate(tiny, pictures, 2)
+    assert tiny.training
+    assert all(p.requires_grad for p in tiny.parameters())
+    decoder = VQGANCodec(tiny, (3, 16, 16))
+    values, errors = [], []
+    for picture in pictures:
+        image = torch.from_numpy(picture)[None].float() / 255
+        decoded = decoder.decode(decoder.quantise(decoder.encode(image)))
+        error = np.mean((np.round(decoded.numpy() * 255) / 255 - image.numpy()) ** 2)
+        errors.append(error)
+        values.append(10 * np.log10(1 / error))
+    assert told["psnr"] == pytest.approx(np.mean(values), abs=1e-3)
+    assert told["psnr_of_mean_mse"] == pytest.approx(10 * np.log10(1 / np.mean(errors)), abs=1e-3)
+
+
+def test_starting_point_is_the_best_linear_code() -> None:
+    """Before the first step, with codes that cost nothing, the model is the projection on the components."""
+    config = VQGANConfig(
+        channels=1, factor=4, codes=4, stages=1, code_dim=3, code_rank=3, width=12, encoder_width=12, blocks=1
+    )
+    images = torch.from_numpy(structured(300, 5, 8, 1)).float() / 255
+    model = VQGAN(config)
+    training.initialise(model, [images], torch.Generator().manual_seed(0))
+    patches = images.reshape(300, 2, 4, 2, 4).transpose(2, 3).reshape(-1, 16).numpy()
+    singular = np.linalg.svd(patches - patches.mean(0), compute_uv=False)
+    with torch.no_grad():
+        error = float((model.decoder(model.encoder(images)) - images).square().sum())
+    assert error == pytest.approx(float((singular[3:] ** 2).sum()), rel=1e-3)
+
+
+def test_arrays_of_two_sizes_train_together() -> None:
+    config = VQGANConfig(
+        channels=1, factor=4, codes=8, stages=1, code_dim=4, code_rank=4, width=12, encoder_width=12, blocks=0
+    )
+    arrays = [structured(40, 0, 10, 1), structured(40, 1, 8, 1)]
+    report = train_decoder(arrays, config, steps=5, held_out=arrays[0], options=TrainingOptions(batch=8))
+    assert report["steps"] == 5
+    assert len(report["training_pictures"]) == 2
+
+
+def test_training_refuses_what_it_cannot_use() -> None:
+    images = structured(8, 0)
+    unusable: list[Any] = [images[:, :1], images.astype(np.float32), images[:0]]
+    amounts: list[dict[str, Any]] = [{}, {"steps": 1, "minutes": 1.0}, {"steps": -1}]
+    for bad in unusable:
+        with pytest.raises(DataError, match="uint8"):
+            train_decoder(bad, TINY, steps=1, held_out=images)
+    for amount in amounts:
+        with pytest.raises(DataError, match="minutes"):
+            train_decoder(images, TINY, held_out=images, **amount)
+    with pytest.raises(DataError, match="batch"):
+        train_decoder(images, TINY, held_out=images, steps=1, options=TrainingOptions(batch=1))
+    with pytest.raises(DataError, match="points"):
+        train_decoder(images, TINY, held_out=images, steps=1, points=(1,))
+
+
+# what ships
+
+
+def crops(side: int) -> np.ndarray:
+    """Crops of the two photographs that come with scikit-learn, shrunk four times first."""
+    cut = []
+    for photograph in load_sample_images().images:
+        small = torch.nn.functional.avg_pool2d(torch.tensor(photograph).permute(2, 0, 1).float(), 4)
+        rows, columns = small.shape[1] // side, small.shape[2] // side
+        tiles = small[:, : rows * side, : columns * side].reshape(3, rows, side, columns, side)
+        cut.append(tiles.permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side))
+    return torch.cat(cut).round().to(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shipped_weights_are_small_and_say_how_they_were_made(channels: int) -> None:
+    path = shipped(channels)
+    decoder = load(path)
+    assert path.stat().st_size < 1_000_000
+    assert decoder.shared_bytes + decoder.encoder_bytes < path.stat().st_size
+    made = json.loads(path.with_suffix(".json").read_text())
+    assert made["digest_of_weights"] == vqgan.weights_digest(decoder.model)
+    assert {"command", "seed", "data", "minutes", "steps", "measured"} <= made.keys()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_commands_beside_the_weights_can_be_typed(channels: int) -> None:
+    """Their imports work, and what they call takes the arguments that they name."""
+    made = json.loads(shipped(channels).with_suffix(".json").read_text())
+    lines = ast.parse("\n".join(made["command"])).body
+    known: dict[str, Any] = {}
+    for line in lines:
+        if isinstance(line, ast.Import | ast.ImportFrom):
+            exec(ast.unparse(line), known)
+    calls = [node for line in lines for node in ast.walk(line) if isinstance(node, ast.Call)]
+    names = [ast.unparse(call.func) for call in calls]
+    assert {"train_decoder", "VQGANConfig", "TrainingOptions", "load_model", "count_codes", "save"} <= set(names)
+    for name, call in zip(names, calls, strict=True):
+        inspect.signature(known[name]).bind(*call.args, **{str(k.arg): k.value for k in call.keywords})
+        if name == "VQGANConfig":
+            assert asdict(eval(ast.unparse(call), known)) == made["config"]
+        if name == "TrainingOptions":
+            eval(ast.unparse(call), known)
+        if name == "count_codes":  # a sequence of arrays, as many as the data
+            assert isinstance(call.args[1], ast.List)
+            assert len(call.args[1].elts) == len(made["data"])
+
+
+FLOORS_COLOUR = {4: 28.5, 8: 31.0}
+
+
+@pytest.mark.parametrize(("stages", "size"), [(4, 72), (8, 144)])
+def test_shipped_colour_decoder_on_photographs(stages: int, size: int) -> None:
+    decoder = load(shipped(3), stages=stages)
+    assert decoder.exemplar_bytes == size
+    told = evaluate(decoder.model, crops(32), stages)
+    assert told["psnr"] > FLOORS_COLOUR[stages]
+
+
+def test_shipped_grey_decoder_on_digits() -> None:
+    decoder = load(shipped(1), (1, 8, 8))
+    digits = (load_digits(return_X_y=True)[0].reshape(-1, 1, 8, 8) * 255 / 16).round().astype(np.uint8)[-300:]
+    told = evaluate(decoder.model, digits, decoder.stages)
+    assert told["psnr"] > 21
+
+
+def test_a_decoder_moves_to_a_device_with_all_its_weights():
+    """`meta` stands for a device that holds no numbers: whatever stayed behind would raise."""
+    decoder = load(shipped(3)).to("meta")
+    assert decoder.device.type == "meta"
+    z = decoder.encode(torch.empty(2, 3, 32, 32, device="meta"))
+    assert z.device.type == decoder.quantise(z).device.type == decoder.draft(z).device.type == "meta"
+    assert decoder.decode(z).shape == (2, 3, 32, 32)
