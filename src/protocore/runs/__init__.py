@@ -1,0 +1,1 @@
+"""Whole runs: configuration, folder, result, job."""

@@ -1,0 +1,193 @@
+"""What a run left behind, typed: written as JSON, and read again with a schema, whoever wrote the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocore.config import Settings, convert
+from protocore.errors import DataError, UserError, shown
+from protocore.files import read_json
+from protocore.learn.metrics import Matrix, summary
+from protocore.memory.ledger import Entry, Ledger
+from protocore.schema import Fields, Scalar
+
+RESULT = "result.json"
+FORMAT = 1
+LONG_LIST = 20  # class names: more of them are not kept in the small form
+_WAY_OUT = "run it again or restore the file"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracies in percent: R[i][j] on task j's classes after task i, and what is read off them."""
+
+    R: Matrix
+    A_T: float
+    A_L: float | None = None
+    A_mean: float | None = None
+    forgetting: float | None = None
+
+    @classmethod
+    def of(cls, r: Matrix) -> Scores:
+        return cls(r, **summary(r))  # type: ignore[arg-type]  # A_T is always a number
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. `settings`, `options` and `sources` are those of its configuration, by name."""
+
+    command: str
+    settings: Mapping[str, Any]
+    options: Mapping[str, Scalar]
+    sources: Mapping[str, str]
+    tasks: int
+    classes: int
+    class_incremental: Scores
+    task_incremental: Scores
+    ledger: Ledger
+    seconds: Mapping[str, float]
+    class_names: Sequence[str] = ()  # empty in the small form of many classes
+    per_class: Sequence[Mapping[str, float]] = ()
+    data_digest: str | None = None
+    code_version: str = ""
+    machine: Mapping[str, Scalar] = field(default_factory=dict)
+    decoder_pays_from: int | None = None  # classes from which the codec's shared bytes are less than what it saves
+    bytes_after_each_task: Sequence[int] = ()
+    images_per_second: float = 0.0
+    peak_memory_bytes: int = 0
+    resident_after_each_task: Sequence[int] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def method(self) -> str:
+        return self.settings["method"]
+
+    @property
+    def benchmark(self) -> str:
+        return self.settings["benchmark"]
+
+    @property
+    def bytes_kept(self) -> int:
+        return self.ledger.total
+
+    @property
+    def saw_everything(self) -> bool:
+        """An upper bound such as `joint`, which is measured once, after all the data."""
+        return len(self.class_incremental.R) < self.tasks
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """A memory file that is a header and nothing else, and nothing beside it."""
+        return sum(e.rows for e in self.ledger.entries) <= 1
+
+    @property
+    def threads(self) -> int | None:
+        threads = self.machine.get("threads")
+        return threads if isinstance(threads, int) else None
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"format": FORMAT, **dataclasses.asdict(self)}
+        document["ledger"] = self.ledger.to_json()
+        document["bytes_kept"] = self.bytes_kept
+        return document
+
+    def small(self) -> dict[str, Any]:
+        """The compact form for a repository: no accuracy by class, no long lists of names, no path of the machine."""
+        full = self.to_json()
+        kept = {k: _rounded(v) for k, v in full.items() if k not in ("per_class", "settings", "options")}
+        if len(self.class_names) > LONG_LIST:
+            del kept["class_names"]
+        kept["sources"] = {k: v for k, v in self.sources.items() if v != "default" and k != "data_root"}
+        # Not rounded: a learning rate of 0.0001 must survive.
+        kept["settings"] = {k: v for k, v in self.settings.items() if k != "data_root"}
+        kept["options"] = dict(self.options)
+        return {k: kept[k] for k in full if k in kept}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def read_result(path: Path) -> Result:
+    """What a finished run left: from its folder or from a result file, every field checked."""
+    file = path / RESULT if path.is_dir() else path
+    if not file.exists():
+        raise DataError(_missing(path))
+    return result_of(read_json(file), file)
+
+
+def result_of(document: Any, name: object) -> Result:
+    """A result of JSON from anywhere; `name` is what errors call it."""
+    if not isinstance(document, dict) or "format" not in document:
+        raise DataError(f"{name}: not the result of a run; give a run's folder or its {RESULT}")
+    if document["format"] != FORMAT:
+        raise DataError(f"{name}: has format {shown(document['format'])}, this protocore reads format {FORMAT}; "
+                        "use the version that wrote it, or run it again")
+    f = Fields(document, name, _WAY_OUT)
+    names = f.maybe(f.texts, "class_names", [])
+    entries = [_entry(row) for row in f.objects("ledger")]
+    return Result(
+        command=f.text("command"), settings=_settings(f), options=f.scalars("options"),
+        sources={key: str(value) for key, value in f.scalars("sources").items()}, tasks=f.whole("tasks"),
+        classes=_classes(f, names),
+        class_incremental=_scores(f, "class_incremental"), task_incremental=_scores(f, "task_incremental"),
+        ledger=Ledger(tuple(entries)), seconds=f.number_table("seconds"), class_names=names,
+        per_class=[{key: row.number(key) for key in row.values} for row in f.maybe(f.objects, "per_class", [])],
+        data_digest=f.maybe(f.text, "data_digest", None), code_version=f.maybe(f.text, "code_version", ""),
+        machine=f.maybe(f.scalars, "machine", {}), decoder_pays_from=f.maybe(f.whole, "decoder_pays_from", None),
+        bytes_after_each_task=f.maybe(f.wholes, "bytes_after_each_task", []),
+        images_per_second=f.maybe(f.number, "images_per_second", 0.0),
+        peak_memory_bytes=f.maybe(f.whole, "peak_memory_bytes", 0),
+        resident_after_each_task=f.maybe(f.wholes, "resident_after_each_task", []),
+        notes=f.maybe(f.texts, "notes", []))
+
+
+def _missing(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path}: there is no such run; give a run's folder or its {RESULT}"
+    if (path / "checkpoint.safetensors").exists():
+        return f"{path}: this run is not finished; give its `protocore run` command again and it goes on"
+    return f"{path}: holds no {RESULT}, so no finished run; give the folder of one"
+
+
+def _settings(f: Fields) -> dict[str, Any]:
+    """The settings of the run, each of its kind; those that an older version did not have are at their default."""
+    stored = f.scalars("settings")
+    known = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for name in ("method", "benchmark"):
+        f.fields("settings").text(name)
+    for name in known.keys() & stored.keys():
+        try:
+            stored[name] = convert(Settings, name, stored[name])
+        except UserError as error:
+            raise DataError(f"{f.name}: damaged, {error}; {_WAY_OUT}") from None
+    return known | stored
+
+
+def _scores(f: Fields, key: str) -> Scores:
+    scores = f.fields(key)
+    r = scores.matrix("R")
+    return Scores(r, scores.number("A_T"), *(scores.maybe(scores.number, name, None)
+                                             for name in ("A_L", "A_mean", "forgetting")))
+
+
+def _entry(row: Fields) -> Entry:
+    known = {"name": row.text("name"), "bytes": row.whole("bytes"), "rows": row.whole("rows"),
+             "shared": row.truth("shared")}
+    others = {field.name for field in dataclasses.fields(Entry)} - known.keys()
+    return Entry(**known, **{name: row.text(name) for name in others if row.values.get(name) is not None})
+
+
+def _classes(f: Fields, names: list[str]) -> int:
+    classes = f.maybe(f.whole, "classes", len(names))
+    if not classes or not f.whole("tasks"):
+        f.refuse("classes", "the number of classes", classes)
+    return classes
