@@ -28,6 +28,7 @@ from protocore.data.benchmarks import BENCHMARKS
 from protocore.errors import UserError
 from protocore.methods import METHODS
 from protocore.runs.job import configure
+from protocore.runs.recipes import recipe_for
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def test_every_method_benchmark_and_preset_go_together(method: str, benchmark: s
     result = configure({"method": method, "benchmark": benchmark, "preset": preset})
     assert (result.settings.method, result.settings.benchmark, result.settings.preset) == (method, benchmark, preset)
     values = {**vars(result.settings), **vars(result.options)}
-    asked = dict(BENCHMARKS[benchmark].presets.get(preset, {}))
+    asked = dict(recipe_for(benchmark).presets.get(preset, {}))
     for key, layer in METHODS[method].presets.items():
         words = key.split()
         if words[0] == preset and all(w == BENCHMARKS[benchmark].source or values.get(w) is True for w in words[1:]):

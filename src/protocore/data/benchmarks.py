@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,59 +21,44 @@ Reader = Callable[[Path, int | None], tuple[ImageSet, ImageSet]]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`defaults` hold for every run on it, `presets[NAME]` with --preset NAME on top."""
+    """`recipe`: for one from outside the package, what a run on it takes (`defaults`, `presets`, `with_budget`)."""
 
     summary: str
     read: Reader
     classes_per_task: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    with_budget: Mapping[str, Any] = field(default_factory=dict)  # for methods with exemplars, where --budget is given
+    recipe: Mapping[str, Any] | None = None
     source: str | None = None  # what `protocore data get` calls its files; None where it needs none
 
 
-_COLOUR = {"augment": "crop4,flip"}
-_FOLDER = {"augment": "crop4", "least_steps": 300}  # few pictures, of which nobody knows whether they may be mirrored
-_CPU_CIFAR100 = {"images_per_class": 125, "epochs": 6, "batch": 64, "replay_batch": 64, "lr": 1e-3}
-_CPU_SMALL = {"images_per_class": 500, "epochs": 3, "batch": 64, "replay_batch": 64, "lr": 1e-3}
-_PAPER = {"batch": 128, "optimizer": "adam", "lr": 0.05, "augment": "rrc,flip"}
-_PAPER18 = _PAPER | {"backbone": "resnet18", "epochs": 50}
-_PAPER50 = _PAPER | {"backbone": "resnet50", "epochs": 100}
-_CIFAR100 = {"source": "cifar100", "mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276), "defaults": _COLOUR,
-             "presets": {"cpu": _CPU_CIFAR100, "paper": _PAPER18}}
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "defaults": _COLOUR}
+_CIFAR100: dict[str, Any] = {"source": "cifar100", "mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276)}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 BENCHMARKS: dict[str, Benchmark] = {
     "digits": Benchmark(
         "scikit-learn's 8x8 digits, embedded: 5 tasks of 2 classes", lambda root, size: formats.read_digits(), 2,
-        mean=(0.3,), std=(0.37,),
-        defaults={"epochs": 20, "batch": 32, "replay_batch": 32, "augment": "crop1"}),
+        mean=(0.3,), std=(0.37,)),
     "mnist": Benchmark(
         "28x28 handwritten digits (IDX files): 5 tasks of 2", lambda root, size: formats.read_idx(root / "mnist"), 2,
-        mean=(0.0,), std=(1.0,), source="mnist", presets={"cpu": _CPU_SMALL}),
+        mean=(0.0,), std=(1.0,), source="mnist"),
     "fashion-mnist": Benchmark(
         "28x28 clothes (IDX files): 5 tasks of 2", lambda root, size: formats.read_idx(root / "fashion-mnist"), 2,
-        mean=(0.286,), std=(0.353,), source="fashion-mnist", defaults={"augment": "crop2,flip", "epochs": 3},
-        presets={"cpu": _CPU_SMALL, "paper": _PAPER18}),
+        mean=(0.286,), std=(0.353,), source="fashion-mnist"),
     "cifar10": Benchmark(
         "32x32 colour pictures: 5 tasks of 2", lambda root, size: formats.read_cifar10(root), 2,
-        mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source="cifar10", defaults=_COLOUR,
-        presets={"cpu": _CPU_SMALL, "paper": _PAPER18}),
+        mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source="cifar10"),
     "cifar100-10": Benchmark(
         "32x32 colour pictures: 10 tasks of 10", lambda root, size: formats.read_cifar100(root), 10, **_CIFAR100),
     "cifar100-50": Benchmark(
         "32x32 colour pictures: 50 tasks of 2", lambda root, size: formats.read_cifar100(root), 2, **_CIFAR100),
     "tinyimagenet-20": Benchmark(
         "64x64 colour pictures: 20 tasks of 10",
-        lambda root, size: _kept(folders.read_tiny_imagenet(root)), 10, **_IMAGENET, source="tinyimagenet",
-        presets={"cpu": _CPU_CIFAR100 | {"images_per_class": 100}, "paper": _PAPER50}),
+        lambda root, size: _kept(folders.read_tiny_imagenet(root)), 10, **_IMAGENET, source="tinyimagenet"),
     "imagenet1k-100": Benchmark(
         "ImageNet-1K: 100 tasks of 10", lambda root, size: folders.read_imagenet(root, size or 224), 10, **_IMAGENET,
-        source="imagenet",
-        presets={"cpu": {"image_size": 64, "images_per_class": 100}, "paper": _PAPER50}),
+        source="imagenet"),
 }
 
 
@@ -102,7 +87,7 @@ def benchmark_named(name: str, strict: bool = False) -> Benchmark:
         return Benchmark(
             f"pictures in {path}, one folder a class",
             lambda root, size: folders.read_folder(path, size or 32, strict=strict, keep=_keep), 2,
-            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), defaults=_FOLDER, with_budget={"codec": "vqgan:4"})
+            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
     if name not in BENCHMARKS:
         near = difflib.get_close_matches(name, BENCHMARKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

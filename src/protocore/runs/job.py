@@ -6,10 +6,10 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from protocore.learn.evaluate import Row, evaluate
 from protocore.learn.learner import Learner
 from protocore.learn.metrics import summary
 from protocore.runs.notes import notes_after, notes_before
+from protocore.runs.recipes import recipe_for
 from protocore.learn.room import check_stream, window_size
+from protocore.runs.reporters import Quiet, Reporter
 from protocore.version import __version__
 
 
@@ -47,7 +49,7 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None,
         given |= {k.replace("-", "_"): v for k, v in layer.items() if v is not None}
     method = method_named(str(given.get("method", "protocore")))
     name = str(given.get("benchmark", "digits"))
-    benchmark, preset = benchmark_named(name), str(given.get("preset", "default"))
+    benchmark, recipe, preset = benchmark_named(name), recipe_for(name), str(given.get("preset", "default"))
     wishes = {wish for wish in ("online", "cflat")
               if convert(Settings, wish, given.get(wish, method.defaults.get(wish, False)))}
     published = [(f"preset {key} of {method.name}", "online" in key.split(), layer)
@@ -55,10 +57,10 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None,
     online = "online" in wishes
     layers = [
         (f"method {method.name}", method.defaults),
-        (f"benchmark {name}", {k: v for k, v in benchmark.defaults.items()
+        (f"benchmark {name}", {k: v for k, v in recipe.defaults.items()
                                if k != "least_steps" or not {"epochs", "steps"} & given.keys()}),
-        (f"benchmark {name} with --budget", benchmark.with_budget if given.get("budget") and method.replays else {}),
-        (f"preset {preset}", benchmark.presets.get(preset, {})),
+        (f"benchmark {name} with --budget", recipe.with_budget if given.get("budget") and method.replays else {}),
+        (f"preset {preset}", recipe.presets.get(preset, {})),
         ("--online", {"batch": 10, "replay_batch": 10} if online else {}),
         *((source, layer) for source, of_online, layer in published if not of_online),
         ("--online", {"epochs": 1, "least_steps": 0} if online else {}),
@@ -88,28 +90,6 @@ def command_of(config: Resolved) -> str:
             elif value is not None:
                 words += [flag(name), str(value)]
     return shlex.join(words)
-
-
-class Reporter(Protocol):
-    """Who is told how a run goes on."""
-
-    def data(self, notes: Sequence[str]) -> None: ...
-    def task(self, index: int, of: int, classes: int) -> None: ...
-    def step(self, done: int, of: int, loss: float) -> None: ...
-    def inner(self, what: str, done: int, of: int) -> None: ...
-    def row(self, index: int, row: Row, kept: int) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Quiet:
-    """Tells nobody."""
-
-    def data(self, notes: Sequence[str]) -> None: ...
-    def task(self, index: int, of: int, classes: int) -> None: ...
-    def step(self, done: int, of: int, loss: float) -> None: ...
-    def inner(self, what: str, done: int, of: int) -> None: ...
-    def row(self, index: int, row: Row, kept: int) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -227,7 +207,7 @@ class _Job:
 
     def on_step(self, done: int, of: int, loss: Tensor) -> None:
         self.run.step = done
-        self.reporter.step(done, of, float(loss))
+        self.reporter.step(done, of, loss)
         asked = self.stop is not None and self.stop()
         if done < of and (asked or time.monotonic() - self.saved > self.every):
             self.save()

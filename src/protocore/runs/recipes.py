@@ -1,0 +1,57 @@
+"""How a benchmark is learned unless somebody says otherwise: what a run takes as defaults and as presets.
+
+A benchmark from outside the package brings a `recipe` of its own, or has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from protocore.data.benchmarks import BENCHMARKS
+from protocore.errors import UserError, shown
+
+Layer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`defaults` hold for every run on a benchmark, `presets[NAME]` with --preset NAME on top."""
+
+    defaults: Layer = field(default_factory=dict)
+    presets: Mapping[str, Layer] = field(default_factory=dict)
+    with_budget: Layer = field(default_factory=dict)  # for methods with exemplars, where --budget is given
+
+
+_COLOUR = {"augment": "crop4,flip"}
+_CPU_CIFAR100 = {"images_per_class": 125, "epochs": 6, "batch": 64, "replay_batch": 64, "lr": 1e-3}
+_CPU_SMALL = {"images_per_class": 500, "epochs": 3, "batch": 64, "replay_batch": 64, "lr": 1e-3}
+_PAPER = {"batch": 128, "optimizer": "adam", "lr": 0.05, "augment": "rrc,flip"}
+_PAPER18 = _PAPER | {"backbone": "resnet18", "epochs": 50}
+_PAPER50 = _PAPER | {"backbone": "resnet50", "epochs": 100}
+_CIFAR100 = Recipe(_COLOUR, {"cpu": _CPU_CIFAR100, "paper": _PAPER18})
+
+RECIPES: dict[str, Recipe] = {
+    "digits": Recipe({"epochs": 20, "batch": 32, "replay_batch": 32, "augment": "crop1"}),
+    "mnist": Recipe(presets={"cpu": _CPU_SMALL}),
+    "fashion-mnist": Recipe({"augment": "crop2,flip", "epochs": 3}, {"cpu": _CPU_SMALL, "paper": _PAPER18}),
+    "cifar10": Recipe(_COLOUR, {"cpu": _CPU_SMALL, "paper": _PAPER18}),
+    "cifar100-10": _CIFAR100,
+    "cifar100-50": _CIFAR100,
+    "tinyimagenet-20": Recipe(_COLOUR, {"cpu": _CPU_CIFAR100 | {"images_per_class": 100}, "paper": _PAPER50}),
+    "imagenet1k-100": Recipe(_COLOUR, {"cpu": {"image_size": 64, "images_per_class": 100}, "paper": _PAPER50}),
+    # Few pictures, of which nobody knows whether they may be mirrored.
+    "folder": Recipe({"augment": "crop4", "least_steps": 300}, with_budget={"codec": "vqgan:4"}),
+}
+
+
+def recipe_for(benchmark_name: str) -> Recipe:
+    """The recipe that the benchmark brings, else the package's own, else an empty one."""
+    brought = BENCHMARKS[benchmark_name].recipe if benchmark_name in BENCHMARKS else None
+    if brought is None:
+        return RECIPES.get("folder" if benchmark_name.startswith("folder:") else benchmark_name, Recipe())
+    known = [f.name for f in fields(Recipe)]
+    if odd := next((key for key in brought if key not in known), None):
+        raise UserError(f"benchmark {benchmark_name}: its recipe has {shown(odd)}, which is none of {', '.join(known)}")
+    return Recipe(**brought)
