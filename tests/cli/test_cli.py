@@ -192,7 +192,7 @@ def test_ones_own_pictures_in_folders(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "protocore.cli", "run", "er", "digits", "--spc", "2", "--epochs", "4", "--threads",
+    words = [sys.executable, "-m", "protocore", "run", "er", "digits", "--spc", "2", "--epochs", "4", "--threads",
              "1", "--no-figures"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocore.cli.progress import RunProgress, Stop
+from protocore.cli.stop import Stop
 from protocore.config import Settings, flag, kind_of
 from protocore.errors import UserError
 
@@ -145,6 +145,7 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
              every: float = 30.0, quiet: bool = False, figures: bool = True) -> tuple[dict[str, Any], Path, bool]:
     """Run, or read a stored result: (result, folder, whether it was stored already)."""
     from protocore.runs.job import Interrupted, run
+    from protocore.runs.reporters import RunProgress
     from protocore.runs.results import differences, is_finished, read_result, run_folder
 
     folder = Path(out) if out else run_folder(runs, config)
@@ -155,7 +156,7 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
                             f"{'; …' if len(others) > 3 else ''}): give another folder, or --again to run anew there")
         return result, folder, True
     stop = Stop()
-    reporter = None if quiet else RunProgress(config)
+    reporter = None if quiet else RunProgress(f"{config.settings.method} on {config.settings.benchmark}")
 
     def draw(learner: Learner, result: dict[str, Any]) -> None:
         if figures:
