@@ -1,4 +1,4 @@
-"""The one place where Pillow opens a file: which formats are read, and how large a picture may be."""
+"""Pictures: their shape, and the one place where Pillow opens a file (which formats, and how large it may be)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from PIL import Image
+
+ImageShape = tuple[int, int, int]  # channels, height, width
 
 # Every other format stays closed: Pillow's reader of EPS, for one, starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF", "TIFF")

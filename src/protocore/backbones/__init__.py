@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from protocore.backbones.base import Backbone, ImageShape
+from torch import nn
+
+from protocore.backbones.adapter import Adapted
+from protocore.backbones.base import Backbone
 from protocore.backbones.convnet import ConvNet
 from protocore.backbones.head import GrowingHead
 from protocore.backbones.mlp import MLP
 from protocore.backbones.network import Network
 from protocore.backbones.resnet import ResNet
 from protocore.errors import UserError
+from protocore.pictures import ImageShape
 from protocore.registry import Registry
 
-__all__ = ["BACKBONES", "Backbone", "BackboneInfo", "GrowingHead", "ImageShape", "Network", "build_network",
-           "register"]
+__all__ = ["BACKBONES", "Backbone", "BackboneInfo", "GrowingHead", "Network", "build_network", "register"]
 
-Builder = Callable[[ImageShape, int | None, str | None], Backbone]  # from image shape, width and norm
+Builder = Callable[[ImageShape, int | None, str | None], nn.Module]  # from image shape, width and norm
 
 LARGEST_CIFAR_STEM = 64  # pixels; papers take the 3x3 stem for TinyImageNet, the 7x7 one for ImageNet
 
@@ -49,7 +53,15 @@ def _resnet(depth: int) -> Builder:
     return build
 
 
-BACKBONES: Registry[BackboneInfo] = Registry("backbone", {
+class _Backbones(Registry[BackboneInfo]):
+    def register(self, name: str, thing: BackboneInfo | Builder, *, replace: bool = False) -> BackboneInfo:
+        """The builder alone will do, as an entry point names one: its docstring says what the backbone is."""
+        if not isinstance(thing, BackboneInfo):
+            thing = BackboneInfo(thing, " ".join((thing.__doc__ or "").split()))
+        return super().register(name, thing, replace=replace)
+
+
+BACKBONES = _Backbones("backbone", {
     "convnet": BackboneInfo(_convnet, "three 3x3 convolutions and a linear layer to 256 features, for CPUs"),
     "resnet18": BackboneInfo(_resnet(18), "ResNet-18; width 64 is the standard, 20 the slim one"),
     "resnet50": BackboneInfo(_resnet(50), "ResNet-50; 7x7 stem for images above 64 pixels"),
@@ -58,12 +70,13 @@ BACKBONES: Registry[BackboneInfo] = Registry("backbone", {
 
 
 def register(name: str, build: Builder, description: str = "", *, replace: bool = False) -> None:
-    """Add a backbone of one's own: `build(image_shape, width, norm)` gives a `Backbone`."""
+    """Add a backbone of one's own: `build(image_shape, width, norm)` gives a `Backbone`, or any module that turns
+    images into features (see `adapter.py`); width and norm are None where the user says nothing."""
     BACKBONES.register(name, BackboneInfo(build, description), replace=replace)
 
 
 def build_network(
-    name: str,
+    backbone: str | nn.Module,
     image_shape: ImageShape,
     *,
     width: int | None = None,
@@ -74,14 +87,23 @@ def build_network(
 ) -> Network:
     """A fresh network without classes, drawn from torch's global generator.
 
+    `backbone` is a name of the table, or a module of one's own, of which the network gets a copy (see `adapter.py`).
     `width` is the filters of the first convolution (the hidden units of the mlp), `norm` "batch" or "group";
     `mean` and `std`, one value a channel, normalise images in [0, 1] (left out: no normalisation).
     """
-    info = BACKBONES.named(name)
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise UserError(f"image shape: {image_shape} is not (channels, height, width)")
     if width is not None and width < 2:
         raise UserError(f"width: {width} is too small; give 2 filters or more")
-    return Network(
-        info.build(image_shape, width, norm), image_shape, head=head, mean=mean, std=std
-    )
+    return Network(_built(backbone, image_shape, width, norm), image_shape, head=head, mean=mean, std=std)
+
+
+def _built(backbone: str | nn.Module, image_shape: ImageShape, width: int | None, norm: str | None
+           ) -> Backbone | Adapted:
+    if isinstance(backbone, str):
+        made = BACKBONES.named(backbone).build(image_shape, width, norm)
+    elif width is not None or norm is not None:
+        raise UserError("width and norm: a backbone of one's own has its own; leave them out")
+    else:
+        made = copy.deepcopy(backbone)
+    return made if isinstance(made, Backbone) else Adapted(made, image_shape)

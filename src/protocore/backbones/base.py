@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from protocore.errors import UserError
-
-ImageShape = tuple[int, int, int]  # channels, height, width
 
 NORMS = ("batch", "group")
 MAX_GROUPS = 8
@@ -16,6 +16,9 @@ class Backbone(nn.Module):
     """Images (N, C, H, W) to features (N, dim): `stages` in a row, the last of them giving the features."""
 
     xavier_head = False  # whether rows of the head start by Xavier's rule, with no bias, as the stages do
+    mean: Sequence[float] | None = None  # a normalisation of its own, in place of the data's
+    std: Sequence[float] | None = None
+    image_size: tuple[int, int] | None = None  # height and width to which pictures are resized for it
 
     def __init__(self, stages: nn.Sequential, dim: int) -> None:
         super().__init__()

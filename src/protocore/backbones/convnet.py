@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from protocore.backbones.base import Backbone, ImageShape, norm_layer
+from protocore.backbones.base import Backbone, norm_layer
+from protocore.pictures import ImageShape
 
 MAX_SIDE = 8  # of the map before pooling: 32-pixel images need no further convolution, 64-pixel ones need one
 

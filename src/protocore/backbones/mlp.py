@@ -6,7 +6,8 @@ import math
 
 from torch import nn
 
-from protocore.backbones.base import Backbone, ImageShape
+from protocore.backbones.base import Backbone
+from protocore.pictures import ImageShape
 
 
 class MLP(Backbone):

@@ -7,21 +7,27 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from protocore.backbones.base import Backbone, ImageShape
+from protocore.backbones.adapter import Adapted
+from protocore.backbones.base import Backbone
 from protocore.backbones.head import GrowingHead
 from protocore.errors import UserError
+from protocore.pictures import ImageShape
 
 
 class Network(nn.Module):
-    """Images in [0, 1] to features and logits. The normalisation is part of the state, like the weights."""
+    """Images in [0, 1] to features and logits. The normalisation is part of the state, like the weights.
+
+    A backbone that brings a normalisation or an input size of its own is given what it expects.
+    """
 
     mean: Tensor
     std: Tensor
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Backbone | Adapted,
         image_shape: ImageShape,
         *,
         head: str = "linear",
@@ -30,6 +36,8 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         channels = image_shape[0]
+        if backbone.mean is not None:
+            mean, std = backbone.mean, backbone.std
         self.image_shape = image_shape
         self.register_buffer("mean", _per_channel("mean", mean, channels, 0.0))
         self.register_buffer("std", _per_channel("std", std, channels, 1.0))
@@ -50,11 +58,11 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """f: float images (N, C, H, W) in [0, 1] to (N, dim)."""
-        return self.backbone(self._normalised(x))
+        return self.backbone(self._prepared(x))
 
     def layers(self, x: Tensor) -> list[Tensor]:
         """The feature map after each stage, then the features themselves."""
-        return self.backbone.layers(self._normalised(x))
+        return self.backbone.layers(self._prepared(x))
 
     def logits(self, z: Tensor) -> Tensor:
         """φ: features to one logit a class."""
@@ -71,9 +79,12 @@ class Network(nn.Module):
         """The network of this moment: its own weights, in evaluation mode, without gradients."""
         return copy.deepcopy(self).eval().requires_grad_(False)
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _prepared(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
             raise UserError(f"images: expected floats in [0, 1], got {x.dtype}; divide bytes by 255")
+        size = self.backbone.image_size
+        if size is not None and tuple(x.shape[2:]) != size:
+            x = F.interpolate(x, size, mode="bilinear", antialias=True)
         return (x - self.mean) / self.std
 
 

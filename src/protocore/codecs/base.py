@@ -1,6 +1,6 @@
-"""The one interface of everything that turns a stored exemplar into a picture and back.
+"""The one interface of everything that turns pictures into bytes and back.
 
-A decoder works on batches: images are float tensors (N, C, H, W) in [0, 1], latents z are float tensors whose
+A codec works on batches: images are float tensors (N, C, H, W) in [0, 1], latents z are float tensors whose
 first dimension is N. Stored exemplars are bytes, one `bytes` object an exemplar.
 """
 
@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-ImageShape = tuple[int, int, int]  # channels, height, width
+from protocore.pictures import ImageShape
 
 
 class Codec(ABC):
@@ -25,7 +25,7 @@ class Codec(ABC):
 
     def __init__(self, image_shape: ImageShape) -> None:
         self.image_shape = image_shape
-        self.spec = self.name  # as --codec would say it, with its number
+        self.spec = self.name  # as --codec says it, with its number
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights, if there are any: modules and tensors among the attributes."""
@@ -81,11 +81,11 @@ class Codec(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """SHA-256 of whatever the decoder's output depends on (weights, version, shape)."""
+        """SHA-256 of whatever the decoded pictures depend on (weights, version, shape)."""
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the decoder itself: kept once, whatever the number of classes."""
+        """Bytes of the decoder, where decoding needs weights: kept once, whatever the number of classes."""
         return 0
 
     @property

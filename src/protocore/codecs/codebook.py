@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from protocore.codecs.base import Codec, ImageShape
+from protocore.codecs.base import Codec
 from protocore.codecs.bits import pack, packed_bytes, unpack
 from protocore.codecs.padding import reflect_pad
 from protocore.errors import DataError
+from protocore.pictures import ImageShape
 
 _CELLS = 1 << 24  # distances held at once while searching the codebook
 
@@ -29,7 +30,7 @@ class CodebookCodec(Codec):
         super().__init__(image_shape)
         if image_shape[0] not in {1, channels} or min(image_shape) < 1:
             raise DataError(
-                f"a decoder of {channels} channels cannot code pictures of shape {image_shape}: choose another"
+                f"a codec of {channels} channels cannot code pictures of shape {image_shape}: choose another"
             )
         self.model = model.eval().requires_grad_(False)
         self.codebook = codebook.detach()
@@ -51,7 +52,7 @@ class CodebookCodec(Codec):
 
     def encode(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.image_shape:
-            raise DataError(f"pictures of shape {tuple(images.shape[1:])} met a decoder for {self.image_shape}")
+            raise DataError(f"pictures of shape {tuple(images.shape[1:])} met a codec for {self.image_shape}")
         full = images.expand(-1, self.channels, -1, -1)
         return self.to_latents(reflect_pad(full * 2 - 1, self.factor))
 

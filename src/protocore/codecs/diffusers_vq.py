@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from protocore.codecs.base import ImageShape
 from protocore.codecs.codebook import CodebookCodec
 from protocore.errors import DataError, UserError
+from protocore.pictures import ImageShape
 
 
 class DiffusersVQ(CodebookCodec):
@@ -40,7 +40,7 @@ class DiffusersVQ(CodebookCodec):
 
 
 def load(source: Path | str, image_shape: ImageShape | None = None, subfolder: str | None = None) -> DiffusersVQ:
-    """A decoder from a folder of `save_pretrained` or a hub id; safetensors only."""
+    """A codec from a folder of `save_pretrained` or a hub id; safetensors only."""
     library = _library()
     if not Path(source).is_dir() and (isinstance(source, Path) or Path(source).is_absolute() or source[:1] == "."):
         raise DataError(f"{source}: no such folder: give a folder of VQModel.save_pretrained, or a hub id")

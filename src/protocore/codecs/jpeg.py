@@ -16,9 +16,9 @@ from functools import cached_property
 import numpy as np
 from PIL import Image
 
-from protocore.codecs.base import ImageShape
-from protocore.codecs.webp import PictureCodec
+from protocore.codecs.picture import PictureCodec
 from protocore.errors import DataError
+from protocore.pictures import ImageShape
 
 _SOF, _DHT, _SOS = 0xC0, 0xC4, 0xDA
 _TABLES = bytes([0xFF, _DHT])

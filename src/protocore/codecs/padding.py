@@ -1,4 +1,4 @@
-"""Pictures whose sides are no multiples of a decoder's factor."""
+"""Pictures whose sides are no multiples of a codec's factor."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protocore.codecs.base import ImageShape
 from protocore.codecs.codebook import CodebookCodec
 from protocore.codecs.taming.network import TamingConfig, TamingModel
 from protocore.codecs.taming.reading import fitting, read_config
+from protocore.pictures import ImageShape
 
 __all__ = ["Taming", "TamingConfig", "TamingModel", "load", "read_config"]
 
@@ -42,7 +42,7 @@ class Taming(CodebookCodec):
 
 
 def load(config: Path | str, checkpoint: Path | str, image_shape: ImageShape | None = None) -> Taming:
-    """A decoder from the yaml and the ckpt of a published model; `DataError` names what does not fit."""
+    """A codec from the yaml and the ckpt of a published model; `DataError` names what does not fit."""
     read = read_config(Path(config))
     with torch.device("meta"):
         model = TamingModel(read)

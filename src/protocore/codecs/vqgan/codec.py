@@ -1,4 +1,4 @@
-"""The VQGAN behind the interface of all decoders."""
+"""The VQGAN as a codec."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.codecs.base import Codec, ImageShape
+from protocore.codecs.base import Codec
 from protocore.codecs.bits import pack, packed_bytes, unpack
 from protocore.codecs.entropy import EntropyCoder
 from protocore.codecs.padding import reflect_pad
 from protocore.codecs.vqgan.files import load_model, weights_digest
 from protocore.codecs.vqgan.network import VQGAN
 from protocore.errors import DataError
+from protocore.pictures import ImageShape
 
 _DRAFT_BEAM = 2
 
@@ -37,7 +38,7 @@ class VQGANCodec(Codec):
         if image_shape[0] != config.channels or min(image_shape) < 1:
             raise DataError(
                 f"a VQGAN of {config.channels} channels cannot code pictures of shape {image_shape}: "
-                f"choose a decoder trained on pictures like these"
+                f"choose weights trained on pictures like these"
             )
         self.stages = config.stages if stages is None else stages
         if not 1 <= self.stages <= config.stages:
@@ -53,15 +54,10 @@ class VQGANCodec(Codec):
         self.model = model.eval().requires_grad_(False)
         self._digest = weights_digest(model)
 
-    def with_shape(self, image_shape: ImageShape, stages: int | None = None) -> VQGANCodec:
-        """The same weights for other pictures or another number of stages."""
-        chosen = self.stages if stages is None else stages
-        return VQGANCodec(self.model, image_shape, chosen, self.sweeps, self.coder is not None)
-
     def encode(self, images: Tensor) -> Tensor:
         if tuple(images.shape[1:]) != self.image_shape:
             met = tuple(images.shape[1:])
-            raise DataError(f"pictures of shape {met} met a decoder for {self.image_shape}")
+            raise DataError(f"pictures of shape {met} met a codec for {self.image_shape}")
         z = self.model.encoder(reflect_pad(images, self.config.factor))
         return self.refine(images, z, self.sweeps) if self.sweeps else z
 
@@ -169,7 +165,7 @@ class VQGANCodec(Codec):
 
     @property
     def shared_bytes(self) -> int:
-        """Codec and the codebooks in use, in float16: what a device needs to show what it stored."""
+        """Decoder and the codebooks in use, in float16: what a device needs to show what it stored."""
         quantiser = self.model.quantiser
         used = quantiser.codes[: self.stages].numel() + quantiser.bases[: self.stages].numel()
         if self.coder:
@@ -186,6 +182,6 @@ def load(
     path: Path | str, image_shape: ImageShape | None = None, stages: int | None = None, sweeps: int = 0,
     entropy: bool = False,
 ) -> VQGANCodec:
-    """A decoder from a file of `save`, for 32 x 32 pictures unless told otherwise."""
+    """A codec from a file of `save`, for 32 x 32 pictures unless told otherwise."""
     model = load_model(Path(path))
     return VQGANCodec(model, image_shape or (model.config.channels, 32, 32), stages, sweeps, entropy)

@@ -17,7 +17,7 @@ class VQGANConfig:
     stages: int = 8
     code_dim: int = 48
     code_rank: int = 20  # dimensions of a stage's codes
-    width: int = 48  # decoder channels at half the factor; the latent's resolution has a third more
+    width: int = 48  # the decoder's channels at half the factor; the latent's resolution has a third more
     encoder_width: int = 48
     blocks: int = 2  # residual blocks at each of the two resolutions
     beam: int = 16  # candidates kept from stage to stage; 1 is the greedy search
@@ -38,13 +38,13 @@ class VQGANConfig:
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
-                raise DataError(f"decoder {name.replace('_', '-')} is {value!r}: give {low}..{high}")
+                raise DataError(f"VQGAN {name.replace('_', '-')} is {value!r}: give {low}..{high}")
         if self.channels == 2:
-            raise DataError("decoder channels is 2: give 1 (grey) or 3 (colour)")
+            raise DataError("VQGAN channels is 2: give 1 (grey) or 3 (colour)")
         if self.code_rank > self.code_dim:
-            raise DataError(f"decoder code-rank is {self.code_rank}: more than code-dim, {self.code_dim}")
+            raise DataError(f"VQGAN code-rank is {self.code_rank}: more than code-dim, {self.code_dim}")
         if self.factor & (self.factor - 1):
-            raise DataError(f"decoder factor is {self.factor}: give a power of two, for example 4 or 8")
+            raise DataError(f"VQGAN factor is {self.factor}: give a power of two, for example 4 or 8")
 
     @property
     def patch(self) -> int:

@@ -125,7 +125,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise DataError(f"{path}: more bytes than a decoder file may have ({MAX_FILE_BYTES}): give another file")
+        raise DataError(f"{path}: more bytes than such weights may have ({MAX_FILE_BYTES}): give another file")
     return raw
 
 
@@ -157,5 +157,5 @@ def _config(path: Path, header: Mapping[str, str]) -> VQGANConfig:
 def shipped(channels: int) -> Path:
     """The weights inside the package: 1 for grey pictures, 3 for colour."""
     if channels not in _SHIPPED:
-        raise DataError(f"no decoder ships for {channels} channels: train one with `protocore decoder train`")
+        raise DataError(f"no weights ship for {channels} channels: train one with `protocore decoder train`")
     return _WEIGHTS / _SHIPPED[channels]
