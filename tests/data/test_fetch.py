@@ -23,10 +23,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protocore.data import fetch, formats, transfer
-from protocore.data.fetch import Content, Source
-from protocore.data.transfer import Download
+from protocore.data import fetch, transfer
+from protocore.data.base import Content, Download, Source
+from protocore.data.benchmarks import source_named, sources
+from protocore.data.idx import idx_source
+from protocore.data.sets.cifar100 import read_cifar100
+from protocore.data.sets.digits import read_digits
 from protocore.errors import DataError
+
+SOURCES = sources()  # tests put smaller ones into it
 
 
 class Server:
@@ -158,16 +163,16 @@ TRAIN = FILES["cifar-100-binary/train.bin"]
 def source_of(body: bytes, name: str = ARCHIVE, limit: int = 1 << 20) -> Source:
     parts = {name: FILES[f"cifar-100-binary/{name}"] for name in ("train.bin", "test.bin")}
     contents = tuple(Content(name, len(content), sha256(content)) for name, content in parts.items())
-    return Source("http://127.0.0.1:9/", (Download(name, len(body), f"md5:{hashlib.md5(body).hexdigest()}"),),
-                  "cifar-100-binary", formats.read_cifar100, (40, 8), contents, unpacked=limit,
-                  other="cifar-100-python")
+    return Source("cifar100", read_cifar100, (40, 8), "cifar-100-binary", "http://127.0.0.1:9/",
+                  files=(Download(name, len(body), f"md5:{hashlib.md5(body).hexdigest()}"),), contents=contents,
+                  unpacked=limit, other="cifar-100-python")
 
 
 @pytest.fixture
 def archive(server: Server, monkeypatch: pytest.MonkeyPatch) -> bytes:
     body = tarred(FILES)
     server.files[ARCHIVE] = body
-    monkeypatch.setitem(fetch.SOURCES, "cifar100", source_of(body))
+    monkeypatch.setitem(SOURCES, "cifar100", source_of(body))
     return body
 
 
@@ -179,46 +184,46 @@ def test_get_lays_out_the_folder_and_a_second_call_does_nothing(server: Server, 
                                                                 tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     root = tmp_path / "new" / "root"
-    folder = fetch.get("cifar100", root, base_url=server.url, progress=lambda *news: told.append(news))
+    folder = fetch.get(SOURCES["cifar100"], root, base_url=server.url, progress=lambda *news: told.append(news))
     assert folder == root / "cifar-100-binary"
     assert stored(root) == FILES
     assert sorted(path.name for path in root.iterdir()) == ["cifar-100-binary"]
     assert told[-1] == (ARCHIVE, len(archive), len(archive))
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
-    assert all(finding.ok for finding in fetch.check("cifar100", root))
-    assert fetch.get("cifar100", root, base_url=server.url) == folder
+    assert all(finding.ok for finding in fetch.check(SOURCES["cifar100"], root))
+    assert fetch.get(SOURCES["cifar100"], root, base_url=server.url) == folder
     assert server.asked == [(ARCHIVE, None)]
     assert server.agents == {"protocore"}
 
 
 def test_the_pickled_form_counts_as_there(server: Server, archive: bytes, tmp_path: Path,
                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = (formats.read_digits()[0],) * 2
-    small = dataclasses.replace(fetch.SOURCES["cifar100"], read=lambda root: empty, counts=(1442, 1442))
-    monkeypatch.setitem(fetch.SOURCES, "cifar100", small)
+    empty = (read_digits()[0],) * 2
+    small = dataclasses.replace(SOURCES["cifar100"], read=lambda root: empty, counts=(1442, 1442))
+    monkeypatch.setitem(SOURCES, "cifar100", small)
     (tmp_path / "cifar-100-python").mkdir()
-    assert fetch.get("cifar100", tmp_path, base_url=server.url) == tmp_path / "cifar-100-python"
+    assert fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url) == tmp_path / "cifar-100-python"
     assert server.asked == []
 
 
 @pytest.mark.parametrize("have", [1, 5000, -1])
 def test_a_part_is_resumed(server: Server, archive: bytes, tmp_path: Path, have: int) -> None:
     (tmp_path / f"{ARCHIVE}.part").write_bytes(archive[:have])
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked == [(ARCHIVE, f"bytes={have % len(archive)}-")]
     assert stored(tmp_path) == FILES
 
 
 def test_a_complete_part_is_used_without_asking(server: Server, archive: bytes, tmp_path: Path) -> None:
     (tmp_path / f"{ARCHIVE}.part").write_bytes(archive)
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked == []
     assert stored(tmp_path) == FILES
 
 
 def test_a_complete_archive_is_used_without_asking(server: Server, archive: bytes, tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(archive)
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked == []
     assert stored(tmp_path) == FILES
 
@@ -228,7 +233,7 @@ def test_a_part_too_long_or_of_another_file_is_replaced(server: Server, archive:
                                                         part: bytes) -> None:
     assert len(archive) < 200_000
     (tmp_path / f"{ARCHIVE}.part").write_bytes(part)
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked[-1] == (ARCHIVE, None)
     assert stored(tmp_path) == FILES
 
@@ -236,7 +241,7 @@ def test_a_part_too_long_or_of_another_file_is_replaced(server: Server, archive:
 def test_a_server_without_ranges(server: Server, archive: bytes, tmp_path: Path) -> None:
     server.ranges = False
     (tmp_path / f"{ARCHIVE}.part").write_bytes(archive[:5000])
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert len(server.asked) == 1
     assert stored(tmp_path) == FILES
 
@@ -244,7 +249,7 @@ def test_a_server_without_ranges(server: Server, archive: bytes, tmp_path: Path)
 def test_a_server_that_sends_another_range(server: Server, archive: bytes, tmp_path: Path) -> None:
     server.shift = 7
     (tmp_path / f"{ARCHIVE}.part").write_bytes(archive[:5000])
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert [wanted for _, wanted in server.asked] == ["bytes=5000-", None]
     assert stored(tmp_path) == FILES
 
@@ -252,7 +257,7 @@ def test_a_server_that_sends_another_range(server: Server, archive: bytes, tmp_p
 def test_416_starts_afresh(server: Server, archive: bytes, tmp_path: Path) -> None:
     server.statuses = [416]
     (tmp_path / f"{ARCHIVE}.part").write_bytes(archive[:5000])
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert [wanted for _, wanted in server.asked] == ["bytes=5000-", None]
     assert stored(tmp_path) == FILES
 
@@ -263,7 +268,7 @@ def test_a_server_that_dies_is_asked_again(server: Server, archive: bytes, tmp_p
                                            lengths: bool) -> None:
     server.ranges, server.lengths, server.cuts = ranges, lengths, [3000, 10_000, 0, 20_000]
     server.statuses = [200, 503]
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert stored(tmp_path) == FILES
     wanted = [wanted for _, wanted in server.asked]
     if ranges:
@@ -273,9 +278,9 @@ def test_a_server_that_dies_is_asked_again(server: Server, archive: bytes, tmp_p
 def test_giving_up_keeps_the_part_for_the_next_call(server: Server, archive: bytes, tmp_path: Path) -> None:
     server.cuts = [4000] + [0] * (transfer.RETRIES + 1)
     with pytest.raises(DataError, match=rf"4000 of {len(archive)} bytes are here. Run the same command again"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert stored(tmp_path) == {f"{ARCHIVE}.part": archive[:4000]}
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked[-1] == (ARCHIVE, "bytes=4000-")
     assert stored(tmp_path) == FILES
 
@@ -283,19 +288,19 @@ def test_giving_up_keeps_the_part_for_the_next_call(server: Server, archive: byt
 def test_a_server_that_never_gets_further_is_given_up(server: Server, archive: bytes, tmp_path: Path) -> None:
     server.ranges, server.cuts = False, [4000, 9000] * 20
     with pytest.raises(DataError, match="Run the same command again"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert len(server.asked) <= 2 + transfer.RETRIES + 1
 
 
 def test_no_server_at_all(archive: bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"127\.0\.0\.1:9/{ARCHIVE}.*refused.*0 of {len(archive)} bytes"):
-        fetch.get("cifar100", tmp_path)
+        fetch.get(SOURCES["cifar100"], tmp_path)
 
 
 def test_404_is_final(server: Server, archive: bytes, tmp_path: Path) -> None:
     server.files.clear()
     with pytest.raises(DataError, match="answers 404"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert len(server.asked) == 1
 
 
@@ -303,7 +308,7 @@ def test_404_is_final(server: Server, archive: bytes, tmp_path: Path) -> None:
 def test_a_length_that_is_no_length(server: Server, archive: bytes, tmp_path: Path, said: str) -> None:
     server.said_length = said
     with pytest.raises(DataError, match=r"the server offers .* bytes, expected") as caught:
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert len(str(caught.value)) < 500
     assert len(server.asked) == 1
 
@@ -317,7 +322,7 @@ def test_a_part_that_is_a_link_is_not_written_through(server: Server, archive: b
                 lambda: os.link(precious, part), part.mkdir, lambda: os.mkfifo(part)):
         lay()
         with pytest.raises(DataError, match=rf"{ARCHIVE}\.part: a link, or no regular file.*remove it"):
-            fetch.get("cifar100", root, base_url=server.url)
+            fetch.get(SOURCES["cifar100"], root, base_url=server.url)
         assert precious.read_bytes() == b"mine"
         assert not (tmp_path / "nowhere").exists()
         part.rmdir() if part.is_dir() else part.unlink()
@@ -327,7 +332,7 @@ def test_a_part_that_is_a_link_is_not_written_through(server: Server, archive: b
         with pytest.raises(OSError, match="symbolic"):
             transfer._writing(part, fresh)
     part.unlink()
-    fetch.get("cifar100", root, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], root, base_url=server.url)
     assert stored(root) == FILES
 
 
@@ -335,7 +340,7 @@ def test_a_part_that_is_a_link_is_not_written_through(server: Server, archive: b
 def test_other_schemes_are_not_followed(server: Server, archive: bytes, tmp_path: Path, target: str) -> None:
     server.redirect = target
     with pytest.raises(DataError, match="sends us on to 'ftp://") as caught:
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert "\x1b" not in str(caught.value)
     assert len(server.asked) == 1
 
@@ -344,7 +349,7 @@ def test_other_schemes_are_not_followed(server: Server, archive: bytes, tmp_path
 def test_nor_are_files(server: Server, archive: bytes, tmp_path: Path, target: str) -> None:
     server.redirect = target
     with pytest.raises(DataError, match="answers 302"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
 
 
 def test_redirects_among_http_are_followed_but_never_from_https_to_http(server: Server, archive: bytes,
@@ -354,7 +359,7 @@ def test_redirects_among_http_are_followed_but_never_from_https_to_http(server: 
     thread = threading.Thread(target=other.http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     server.redirect = other.url + ARCHIVE
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert stored(tmp_path) == FILES
     other.http.shutdown()
     other.http.server_close()
@@ -370,11 +375,11 @@ def test_a_server_that_trickles_is_given_up(server: Server, archive: bytes, tmp_
     monkeypatch.setattr(transfer, "PATIENCE", 0.5)
     server.trickle = 0.02
     with pytest.raises(DataError, match=r"only \d+ bytes in \d+ seconds; \d+ of .* again to go on from there"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     have = len((tmp_path / f"{ARCHIVE}.part").read_bytes())
     assert 0 < have < 1000
     server.trickle = 0.0
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked[-1] == (ARCHIVE, f"bytes={have}-")
     assert stored(tmp_path) == FILES
 
@@ -385,7 +390,7 @@ def test_one_byte_a_connection_is_a_trickle_too(server: Server, archive: bytes, 
     monkeypatch.setattr(transfer, "SLOWEST", 10**6)
     server.cuts = [1] * 100_000
     with pytest.raises(DataError, match=r"only .* bytes in"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
 
 
 def test_a_header_that_never_ends_is_given_up(server: Server, archive: bytes, tmp_path: Path,
@@ -394,7 +399,7 @@ def test_a_header_that_never_ends_is_given_up(server: Server, archive: bytes, tm
     server.trickle, server.trickle_header = 0.02, True
     start = time.perf_counter()
     with pytest.raises(DataError, match="Run the same command again"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert time.perf_counter() - start < 60
 
 
@@ -407,7 +412,7 @@ def test_a_wrong_checksum_names_both_and_keeps_the_good(server: Server, archive:
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(TRAIN)
     good, bad = hashlib.md5(archive).hexdigest(), hashlib.md5(other).hexdigest()
     with pytest.raises(DataError, match=rf"expected md5 {good}, met {bad}"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert stored(tmp_path) == {"cifar-100-binary/train.bin": TRAIN}
     assert len(server.asked) == 1
 
@@ -417,18 +422,18 @@ def test_without_a_checksum_the_size_and_the_contents_decide(server: Server, tmp
     wrong = dict(FILES) | {"cifar-100-binary/train.bin": TRAIN[:-1] + bytes([TRAIN[-1] ^ 1])}
     server.files[ARCHIVE] = body = tarred(wrong)
     source = dataclasses.replace(source_of(body), files=(Download(ARCHIVE, len(body), None),))
-    monkeypatch.setitem(fetch.SOURCES, "cifar100", source)
+    monkeypatch.setitem(SOURCES, "cifar100", source)
     with pytest.raises(DataError, match=rf"train\.bin is damaged.*{sha256(TRAIN)}"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert set(stored(tmp_path)) == {ARCHIVE}
     loose = dataclasses.replace(source, contents=(Content("train.bin", len(TRAIN), None),))
-    monkeypatch.setitem(fetch.SOURCES, "cifar100", loose)
-    fetch.get("cifar100", tmp_path, base_url=server.url)
-    finding = fetch.check("cifar100", tmp_path)[0]
+    monkeypatch.setitem(SOURCES, "cifar100", loose)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
+    finding = fetch.check(SOURCES["cifar100"], tmp_path)[0]
     assert finding.ok
     assert "size only" in finding.expected
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(TRAIN[3074:])
-    assert fetch.check("cifar100", tmp_path)[0].state == "damaged"
+    assert fetch.check(SOURCES["cifar100"], tmp_path)[0].state == "damaged"
 
 
 @pytest.mark.parametrize("lengths", [True, False])
@@ -439,7 +444,8 @@ def test_a_file_of_another_size_is_not_taken(server: Server, archive: bytes, tmp
     message = f"offers {len(archive) + 3_000_000} bytes, expected" if lengths else "more than"
     told: list[int] = []
     with pytest.raises(DataError, match=message):
-        fetch.get("cifar100", tmp_path, base_url=server.url, progress=lambda name, done, total: told.append(done))
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url,
+                  progress=lambda name, done, total: told.append(done))
     assert stored(tmp_path) == {}
     assert max(told, default=0) <= len(archive) + 1
 
@@ -449,7 +455,7 @@ def test_a_damaged_folder_is_moved_aside(server: Server, archive: bytes, tmp_pat
     folder.mkdir()
     (folder / "train.bin").write_bytes(TRAIN[:-3])
     (tmp_path / "cifar-100-binary.damaged").mkdir()
-    fetch.get("cifar100", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert stored(folder) == {name.split("/")[1]: content for name, content in FILES.items()}
     assert stored(tmp_path / "cifar-100-binary.damaged-2") == {"train.bin": TRAIN[:-3]}
 
@@ -457,27 +463,27 @@ def test_a_damaged_folder_is_moved_aside(server: Server, archive: bytes, tmp_pat
 @pytest.mark.parametrize("url", ["file:///etc/", "ftp://127.0.0.1/", "127.0.0.1"])
 def test_only_web_addresses_are_read(tmp_path: Path, url: str) -> None:
     with pytest.raises(DataError, match="http://"):
-        fetch.get("cifar100", tmp_path, base_url=url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=url)
 
 
 def test_names_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"licence.*image-net\.org.*imagenet/train/WNID/\*\.JPEG"):
-        fetch.get("imagenet", tmp_path)
+        fetch.get(SOURCES["imagenet"], tmp_path)
     with pytest.raises(DataError, match="digits comes with scikit-learn"):
-        fetch.get("digits", tmp_path)
-    for run in (fetch.get, fetch.check):
-        with pytest.raises(DataError, match=r"'cifar11'.*cifar10, cifar100, mnist, fashion-mnist, tiny"):
-            run("cifar11", tmp_path)
+        fetch.get(SOURCES["digits"], tmp_path)
+    with pytest.raises(DataError, match=r"'cifar11'.*cifar10, cifar100, digits, fashion-mnist, imagenet, mnist, tiny"):
+        source_named("cifar11")
+    assert source_named("cifar100-50") is source_named("cifar100")
 
 
 def test_a_full_disk_and_a_bad_root_are_said_first(server: Server, archive: bytes, tmp_path: Path,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match="choose another --data-root"):
-        fetch.get("cifar100", tmp_path / "file" / "below", base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path / "file" / "below", base_url=server.url)
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(DataError, match=rf"needs {len(archive) + (1 << 20)} bytes, 1000 are free"):
-        fetch.get("cifar100", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert server.asked == []
 
 
@@ -536,12 +542,12 @@ def refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
             message: str) -> None:
     """The archive is refused by name, and what was there is all there is afterwards."""
     server.files[name] = body
-    monkeypatch.setitem(fetch.SOURCES, "cifar100", source_of(body, name))
+    monkeypatch.setitem(SOURCES, "cifar100", source_of(body, name))
     root = tmp_path / "a" / "root"
     (root / "cifar-100-binary").mkdir(parents=True)
     (root / "cifar-100-binary" / "mine").write_bytes(b"kept")
     with pytest.raises(DataError, match=message) as caught:
-        fetch.get("cifar100", root, base_url=server.url)
+        fetch.get(SOURCES["cifar100"], root, base_url=server.url)
     assert str(root / name) in str(caught.value)
     assert stored(tmp_path) == {f"a/root/{name}": body, "a/root/cifar-100-binary/mine": b"kept"}
     assert sorted(path.name for path in root.iterdir()) == sorted([name, "cifar-100-binary"])
@@ -555,8 +561,8 @@ def test_a_zip_is_unpacked_and_modes_are_not_taken_over(server: Server, tmp_path
     body = zipped({}, (folder, b""), *[(zipfile.ZipInfo(name), content) for name, content in FILES.items()],
                   (member, b"#!"))
     server.files["x.zip"] = body
-    monkeypatch.setitem(fetch.SOURCES, "cifar100", source_of(body, "x.zip"))
-    got = fetch.get("cifar100", tmp_path, base_url=server.url)
+    monkeypatch.setitem(SOURCES, "cifar100", source_of(body, "x.zip"))
+    got = fetch.get(SOURCES["cifar100"], tmp_path, base_url=server.url)
     assert stored(tmp_path) == FILES | {"cifar-100-binary/run": b"#!"}
     assert not os.access(got / "run", os.X_OK)
 
@@ -582,17 +588,17 @@ BODIES = idx_bodies()
 def mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     packed = {f"{name}.gz": gzip.compress(body) for name, body in BODIES.items()}
     server.files |= packed
-    source = fetch._idx_source("mnist", "http://127.0.0.1:9/", tuple(
+    source = idx_source("mnist", "http://127.0.0.1:9/", "0123456789", tuple(
         (name, len(gz := packed[f"{name}.gz"]), hashlib.md5(gz).hexdigest(), len(body), sha256(body))
         for name, body in BODIES.items()))
-    monkeypatch.setitem(fetch.SOURCES, "mnist", dataclasses.replace(source, counts=(12, 5)))
+    monkeypatch.setitem(SOURCES, "mnist", dataclasses.replace(source, counts=(12, 5)))
     return packed
 
 
 def test_single_files_are_fetched_as_they_are(server: Server, mnist: dict[str, bytes], tmp_path: Path) -> None:
-    folder = fetch.get("mnist", tmp_path, base_url=server.url)
+    folder = fetch.get(SOURCES["mnist"], tmp_path, base_url=server.url)
     assert stored(folder) == mnist
-    fetch.get("mnist", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["mnist"], tmp_path, base_url=server.url)
     assert len(server.asked) == 4
 
 
@@ -604,7 +610,7 @@ def test_only_missing_and_damaged_files_are_fetched(server: Server, mnist: dict[
     (folder / "train-images-idx3-ubyte.gz").write_bytes(again)
     (folder / "t10k-labels-idx1-ubyte").write_bytes(BODIES["t10k-labels-idx1-ubyte"])
     (folder / "train-labels-idx1-ubyte").write_bytes(BODIES["train-labels-idx1-ubyte"][:-1])
-    fetch.get("mnist", tmp_path, base_url=server.url)
+    fetch.get(SOURCES["mnist"], tmp_path, base_url=server.url)
     assert [name for name, _ in server.asked] == ["train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz"]
     assert stored(folder) == {
         "train-images-idx3-ubyte.gz": again,
@@ -621,32 +627,32 @@ def test_a_wrong_single_file_replaces_nothing(server: Server, mnist: dict[str, b
     (tmp_path / "mnist" / name).write_bytes(b"old and damaged")
     server.files[name] = mnist[name][:-1] + b"?"
     with pytest.raises(DataError, match="expected md5"):
-        fetch.get("mnist", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["mnist"], tmp_path, base_url=server.url)
     assert stored(tmp_path / "mnist") == {name: b"old and damaged"}
 
 
 def test_single_files_are_checked_after_the_download(server: Server, mnist: dict[str, bytes], tmp_path: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    source = fetch.SOURCES["mnist"]
+    source = SOURCES["mnist"]
     wrong = dataclasses.replace(source.contents[1], sha256="0" * 64)
-    monkeypatch.setitem(fetch.SOURCES, "mnist", dataclasses.replace(
+    monkeypatch.setitem(SOURCES, "mnist", dataclasses.replace(
         source, contents=(source.contents[0], wrong, *source.contents[2:])))
     with pytest.raises(DataError, match="not the published ones"):
-        fetch.get("mnist", tmp_path, base_url=server.url)
+        fetch.get(SOURCES["mnist"], tmp_path, base_url=server.url)
 
 
 # check
 
 
-def states(found: list[fetch.Finding]) -> dict[str, str]:
+def states(found: list[fetch.FileCheck]) -> dict[str, str]:
     return {Path(finding.path).name: finding.state for finding in found}
 
 
 def test_check_of_an_empty_root(tmp_path: Path) -> None:
-    for name in [*fetch.SOURCES, "imagenet"]:
-        (finding,) = fetch.check(name, tmp_path)
+    for name in [name for name in SOURCES if name != "digits"]:
+        (finding,) = fetch.check(SOURCES[name], tmp_path)
         assert (finding.state, finding.ok) == ("missing", False)
-    assert states(fetch.check("digits", tmp_path)) == {"scikit-learn": "ok"}
+    assert states(fetch.check(SOURCES["digits"], tmp_path)) == {"digits": "ok"}
 
 
 def test_check_finds_every_kind_of_damage(archive: bytes, tmp_path: Path) -> None:
@@ -659,7 +665,7 @@ def test_check_finds_every_kind_of_damage(archive: bytes, tmp_path: Path) -> Non
             (tmp_path / name).unlink(missing_ok=True)
             if content is not None:
                 (tmp_path / name).write_bytes(content)
-        return states(fetch.check("cifar100", tmp_path))
+        return states(fetch.check(SOURCES["cifar100"], tmp_path))
 
     assert lay() == {"train.bin": "ok", "test.bin": "ok", "cifar-100-binary": "ok"}
     flipped = TRAIN[:5000] + bytes([TRAIN[5000] ^ 1]) + TRAIN[5001:]
@@ -671,7 +677,7 @@ def test_check_finds_every_kind_of_damage(archive: bytes, tmp_path: Path) -> Non
     assert lay(fine_label_names=b"one\n")["cifar-100-binary"] == "damaged"
     bad_label = TRAIN[:1] + b"\xff" + TRAIN[2:]
     lay(train=bad_label)
-    assert "record 0 has label 255" in fetch.check("cifar100", tmp_path)[-1].met
+    assert "record 0 has label 255" in fetch.check(SOURCES["cifar100"], tmp_path)[-1].met
 
 
 def test_check_reads_through_gzip_within_bounds(mnist: dict[str, bytes], tmp_path: Path) -> None:
@@ -679,14 +685,14 @@ def test_check_reads_through_gzip_within_bounds(mnist: dict[str, bytes], tmp_pat
     folder.mkdir()
     for name, body in mnist.items():
         (folder / name).write_bytes(body)
-    assert set(states(fetch.check("mnist", tmp_path)).values()) == {"ok"}
+    assert set(states(fetch.check(SOURCES["mnist"], tmp_path)).values()) == {"ok"}
     name, surplus = "train-images-idx3-ubyte", bytes(9 << 20)
     for body, met in [(mnist[f"{name}.gz"][:-9], "damaged gzip"),
                       (gzip.compress(BODIES[name][:-1]), "207 bytes"),
                       (gzip.compress(BODIES[name] + surplus), "more than 208 bytes"),
                       (gzip.compress(BODIES[name] + surplus)[:-9], "more than 208 bytes")]:  # never got that far
         (folder / f"{name}.gz").write_bytes(body)
-        finding = fetch.check("mnist", tmp_path)[0]
+        finding = fetch.check(SOURCES["mnist"], tmp_path)[0]
         assert finding.state == "damaged"
         assert met in finding.met
 
@@ -700,21 +706,24 @@ def test_check_decodes_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Image.new("RGB", (64, 64)).save(base / "val" / "images" / "0.JPEG")
     (base / "wnids.txt").write_text("n01\nn02\n")
     (base / "val" / "val_annotations.txt").write_text("0.JPEG\tn01\t0\t0\t9\t9\n")
-    monkeypatch.setitem(fetch.SOURCES, "tinyimagenet",
-                        dataclasses.replace(fetch.SOURCES["tinyimagenet"], counts=(2, 1)))
+    monkeypatch.setitem(SOURCES, "tinyimagenet",
+                        dataclasses.replace(SOURCES["tinyimagenet"], counts=(2, 1)))
     told: list[tuple[int, int]] = []
-    found = fetch.check("tinyimagenet", tmp_path, progress=lambda done, total: told.append((done, total)))
+    found = fetch.check(SOURCES["tinyimagenet"], tmp_path, progress=lambda done, total: told.append((done, total)))
     assert states(found) == {"tiny-imagenet-200": "ok"}
     assert told == [(2, 3), (3, 3)]
     (base / "val" / "images" / "0.JPEG").write_bytes(b"damaged")
-    (finding,) = fetch.check("tinyimagenet", tmp_path)
+    (finding,) = fetch.check(SOURCES["tinyimagenet"], tmp_path)
     assert finding.state == "damaged"
     assert "0.JPEG" in finding.met
 
 
 def test_the_table_of_sources_is_sound() -> None:
-    assert set(fetch.SOURCES) == {"cifar10", "cifar100", "mnist", "fashion-mnist", "tinyimagenet"}
-    for source in fetch.SOURCES.values():
+    there = {name: source for name, source in SOURCES.items() if source.url}
+    assert set(there) == {"cifar10", "cifar100", "mnist", "fashion-mnist", "tinyimagenet"}
+    assert all(source.by_hand for name, source in SOURCES.items() if name not in there)
+    for source in there.values():
+        assert source.url
         assert re.fullmatch(r"https?://[\w.-]+/.*", source.url + "x")
         for file in source.files:
             assert file.checksum
@@ -723,14 +732,14 @@ def test_the_table_of_sources_is_sound() -> None:
             assert content.sha256
             assert re.fullmatch("[0-9a-f]{64}", content.sha256)
         assert not source.unpacked or sum(content.size for content in source.contents) < source.unpacked
-    assert sum(content.size for content in fetch.SOURCES["cifar100"].contents) == 60000 * 3074
-    assert sum(content.size for content in fetch.SOURCES["cifar10"].contents) == 60000 * 3073
+    assert sum(content.size for content in SOURCES["cifar100"].contents) == 60000 * 3074
+    assert sum(content.size for content in SOURCES["cifar10"].contents) == 60000 * 3073
 
 
 @pytest.mark.skipif("PROTOCORE_DATA" not in os.environ, reason="PROTOCORE_DATA, a folder of data, is not set")
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion-mnist"])
 def test_real_files_have_the_published_checksums(name: str) -> None:
     root = Path(os.environ["PROTOCORE_DATA"])
-    if not (root / fetch.SOURCES[name].folder).is_dir():
-        pytest.skip(f"no {fetch.SOURCES[name].folder} in {root}")
-    assert [finding for finding in fetch.check(name, root) if not finding.ok] == []
+    if not (root / str(SOURCES[name].folder)).is_dir():
+        pytest.skip(f"no {SOURCES[name].folder} in {root}")
+    assert [finding for finding in fetch.check(SOURCES[name], root) if not finding.ok] == []

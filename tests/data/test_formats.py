@@ -1,4 +1,4 @@
-"""What lies on disk: images.py and formats.py."""
+"""What lies on disk: pictures and the formats of the data sets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protocore.data import cache, folders, formats, images
+from protocore.data import cache, cifar, images
+from protocore.data.benchmarks import source_named
 from protocore.data.cache import cached
+from protocore.data.idx import read_idx
 from protocore.data.images import ArrayImages, ChosenImages, FileImages, Images, ImageSet, JoinedImages
+from protocore.data.sets.cifar10 import read_cifar10
+from protocore.data.sets.cifar100 import read_cifar100
+from protocore.data.sets.digits import read_digits
+from protocore.data.sets.folder import read_folder
+from protocore.data.sets.imagenet import read_imagenet
+from protocore.data.sets.tinyimagenet import read_tiny_imagenet
 from protocore.errors import DataError
 
 RNG = np.random.default_rng(5)
@@ -266,7 +274,7 @@ def test_digits_are_split_by_counting() -> None:
     for row, label in enumerate(raw.target.tolist()):
         seen[label] += 1
         rows[seen[label] % 5 == 0].append(row)
-    for part, of_test in zip(formats.read_digits(), (False, True), strict=True):
+    for part, of_test in zip(read_digits(), (False, True), strict=True):
         assert part.class_names == tuple("0123456789")
         assert part.labels.tolist() == raw.target[rows[of_test]].tolist()
         exact = raw.images[rows[of_test]] * (255 / 16)
@@ -355,7 +363,7 @@ def python100(root: Path, tables: dict[str, np.ndarray], dump) -> Path:  # type:
 
 def test_cifar10_binary(tmp_path: Path) -> None:
     tables = binary10(tmp_path)
-    train, test = formats.read_cifar10(tmp_path)
+    train, test = read_cifar10(tmp_path)
     whole = np.concatenate([tables[f"data_batch_{number}"] for number in range(1, 6)])
     assert train.labels.tolist() == whole[:, 0].tolist()
     assert np.array_equal(everything(train.images), whole[:, 1:].reshape(-1, 3, 32, 32))
@@ -365,7 +373,7 @@ def test_cifar10_binary(tmp_path: Path) -> None:
 
 def test_cifar100_binary_is_mapped_not_copied(tmp_path: Path) -> None:
     tables = binary100(tmp_path)
-    train, test = formats.read_cifar100(tmp_path)
+    train, test = read_cifar100(tmp_path)
     for part, table in ((train, tables["train"]), (test, tables["test"])):
         assert part.labels.dtype == np.int64
         assert part.labels.tolist() == table[:, 1].tolist()
@@ -383,7 +391,7 @@ def test_cifar100_binary_is_mapped_not_copied(tmp_path: Path) -> None:
 def test_pickled_cifar_is_the_same_data_as_the_binary(tmp_path: Path, dump) -> None:  # type: ignore[no-untyped-def]
     python10(tmp_path / "p", binary10(tmp_path / "b"), dump)
     python100(tmp_path / "p", binary100(tmp_path / "b"), dump)
-    for read in (formats.read_cifar10, formats.read_cifar100):
+    for read in (read_cifar10, read_cifar100):
         for binary, pickled in zip(read(tmp_path / "b"), read(tmp_path / "p"), strict=True):
             assert pickled.digest == binary.digest
             assert pickled.class_names == binary.class_names
@@ -397,7 +405,7 @@ def test_cut_records_are_refused_with_both_sizes(tmp_path: Path) -> None:
     for length in (len(whole) - 1, 0):
         path.write_bytes(whole[:length])
         with pytest.raises(DataError, match=rf"train\.bin: {length} bytes, expected a multiple of 3074"):
-            formats.read_cifar100(tmp_path)
+            read_cifar100(tmp_path)
 
 
 @pytest.mark.parametrize(("column", "value", "limit"), [(1, 100, 99), (0, 20, 19), (1, 255, 99)])
@@ -406,7 +414,7 @@ def test_a_label_out_of_range_is_named(tmp_path: Path, column: int, value: int, 
     tables["test"][2, column] = value
     (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(tables["test"].tobytes())
     with pytest.raises(DataError, match=rf"test\.bin: record 2 has label {value}, expected 0 to {limit}"):
-        formats.read_cifar100(tmp_path)
+        read_cifar100(tmp_path)
 
 
 def test_cifar_label_names_are_checked(tmp_path: Path) -> None:
@@ -415,24 +423,24 @@ def test_cifar_label_names_are_checked(tmp_path: Path) -> None:
     good = path.read_text()
     path.write_text(good.replace("fine 7\n", ""))
     with pytest.raises(DataError, match=r"fine_label_names\.txt: 99 names"):
-        formats.read_cifar100(tmp_path)
+        read_cifar100(tmp_path)
     path.write_text(good.replace("fine 7\n", "fine 8\n"))
     with pytest.raises(DataError, match="99 of them different"):
-        formats.read_cifar100(tmp_path)
+        read_cifar100(tmp_path)
     path.write_bytes(good.encode().replace(b"fine 7\n", b"caf\xe9\n"))
     with pytest.raises(DataError, match=r"fine_label_names\.txt: .*not UTF-8"):
-        formats.read_cifar100(tmp_path)
+        read_cifar100(tmp_path)
     path.unlink()
     with pytest.raises(DataError, match=r"fine_label_names\.txt: missing"):
-        formats.read_cifar100(tmp_path)
+        read_cifar100(tmp_path)
 
 
 @pytest.mark.parametrize(("read", "name", "wanted"), [
-    (formats.read_cifar10, "cifar10", "cifar-10-batches-bin/ or cifar-10-batches-py/"),
-    (formats.read_cifar100, "cifar100", "cifar-100-binary/ or cifar-100-python/"),
-    (folders.read_tiny_imagenet, "tinyimagenet", "tiny-imagenet-200/"),
-    (folders.read_imagenet, "imagenet", "imagenet/"),
-    (lambda root: formats.read_idx(root / "mnist"), "mnist", "train-images-idx3-ubyte.gz"),
+    (read_cifar10, "cifar10", "cifar-10-batches-bin/ or cifar-10-batches-py/"),
+    (read_cifar100, "cifar100", "cifar-100-binary/ or cifar-100-python/"),
+    (read_tiny_imagenet, "tinyimagenet", "tiny-imagenet-200/"),
+    (read_imagenet, "imagenet", "imagenet/"),
+    (lambda root: read_idx(root / "mnist", "0123456789"), "mnist", "train-images-idx3-ubyte.gz"),
 ])
 def test_missing_data_says_what_where_and_the_way_out(tmp_path: Path, read, name: str,  # type: ignore[no-untyped-def]
                                                       wanted: str) -> None:
@@ -464,7 +472,7 @@ def test_restricted_load_runs_nothing(tmp_path: Path, function, name: str,  # ty
     path, mark = tmp_path / "train", tmp_path / "ran"
     path.write_bytes(pickle.dumps({"data": Call(function, str(mark))}, protocol=protocol))
     with pytest.raises(DataError, match=rf"{path}.*{name}, which.*nothing was run"):
-        formats.restricted_load(path)
+        cifar.restricted_load(path)
     assert not mark.exists()
 
 
@@ -476,7 +484,7 @@ def test_only_the_exact_names_are_admitted(tmp_path: Path) -> None:
         code = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
         path.write_bytes(b"\x80\x04" + code + b"\x93.")
         with pytest.raises(DataError, match=rf"{module}.{name}"):
-            formats.restricted_load(path)
+            cifar.restricted_load(path)
 
 
 REBUILD = b"cnumpy.core.multiarray\n_reconstruct\n"
@@ -513,15 +521,15 @@ def test_pickles_that_lie_are_refused_within_bounded_memory(tmp_path: Path, code
     tracemalloc.start()
     try:
         with pytest.raises(DataError) as caught:
-            formats.restricted_load(path)
+            cifar.restricted_load(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
     assert reason in str(caught.value)
     assert peak < 4 << 20
-    assert not hasattr(formats._Encode, "a")
-    assert not hasattr(formats._Reconstruct, "a")
+    assert not hasattr(cifar._Encode, "a")
+    assert not hasattr(cifar._Reconstruct, "a")
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -543,7 +551,7 @@ def test_pickled_values_are_checked(tmp_path: Path, change: dict[str, object], m
     good = {"data": random_images(3, 3072), "fine_labels": [1, 2, 3]}
     (folder / "train").write_bytes(pickle.dumps(good | change, protocol=4))
     with pytest.raises(DataError, match=rf"train: .*{message}"):
-        formats.read_cifar100(tmp_path)
+        read_cifar100(tmp_path)
 
 
 def test_pickled_names_are_checked(tmp_path: Path) -> None:
@@ -552,7 +560,7 @@ def test_pickled_names_are_checked(tmp_path: Path) -> None:
                            ([1] * 100, "list of names"), ("abc", "met str")]:
         (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=2))
         with pytest.raises(DataError, match=rf"meta: .*{message}"):
-            formats.read_cifar100(tmp_path)
+            read_cifar100(tmp_path)
 
 
 # IDX
@@ -582,7 +590,7 @@ def store(folder: Path, name: str, content: bytes, packed: bool) -> Path:
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_are_read(tmp_path: Path, packed: bool) -> None:
     arrays = idx_folder(tmp_path / "mnist", packed)
-    for part, name in zip(formats.read_idx(tmp_path / "mnist"), ("train", "t10k"), strict=True):
+    for part, name in zip(read_idx(tmp_path / "mnist", "0123456789"), ("train", "t10k"), strict=True):
         assert np.array_equal(everything(part.images)[:, 0], arrays[f"{name}-images-idx3-ubyte"])
         assert part.labels.tolist() == arrays[f"{name}-labels-idx1-ubyte"].tolist()
         assert part.images.shape == (1, 6, 7)
@@ -590,17 +598,17 @@ def test_idx_files_are_read(tmp_path: Path, packed: bool) -> None:
 
 def test_idx_names_and_digest(tmp_path: Path) -> None:
     arrays = idx_folder(tmp_path / "fashion-mnist")
-    packed = formats.read_idx(tmp_path / "fashion-mnist")
+    packed = source_named("fashion-mnist").read(tmp_path)
     assert packed[0].class_names[9] == "Ankle boot"
     (tmp_path / "mine").mkdir()
     for name, array in arrays.items():
         store(tmp_path / "mine", name, idx(array), packed=False)
-    plain = formats.read_idx(tmp_path / "mine")
+    plain = read_idx(tmp_path / "mine", "0123456789")
     assert plain[0].class_names == tuple("0123456789")
     assert [part.digest for part in plain] == [part.digest for part in packed]
-    assert formats.read_idx(tmp_path / "mine", "abcdefghij")[1].class_names == tuple("abcdefghij")
+    assert read_idx(tmp_path / "mine", "abcdefghij")[1].class_names == tuple("abcdefghij")
     with pytest.raises(DataError, match="expected 0 to 0"):
-        formats.read_idx(tmp_path / "mine", ["only"])
+        read_idx(tmp_path / "mine", ["only"])
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -626,14 +634,14 @@ def test_idx_files_that_lie_are_refused(tmp_path: Path, packed: bool, name: str,
     idx_folder(tmp_path / "mnist", packed)
     store(tmp_path / "mnist", name, content, packed)
     with pytest.raises(DataError, match=message):
-        formats.read_idx(tmp_path / "mnist")
+        read_idx(tmp_path / "mnist", "0123456789")
 
 
 def peak_of_refusal(folder: Path, message: str) -> int:
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=message):
-            formats.read_idx(folder)
+            read_idx(folder, "0123456789")
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -656,7 +664,7 @@ def test_a_cut_gzip_file_is_refused(tmp_path: Path) -> None:
     for damaged in (whole[:-20], whole[:-8] + b"\0\0\0\0" + whole[-4:], b"plain" + whole):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"images-idx3-ubyte\.gz: damaged gzip"):
-            formats.read_idx(tmp_path / "mnist")
+            read_idx(tmp_path / "mnist", "0123456789")
 
 
 # folders of pictures
@@ -680,7 +688,7 @@ def tiny(root: Path) -> Path:
 
 def test_tiny_imagenet(tmp_path: Path) -> None:
     base = tiny(tmp_path)
-    train, test = folders.read_tiny_imagenet(tmp_path)
+    train, test = read_tiny_imagenet(tmp_path)
     assert train.class_names == ("n01 goldfish, Carassius", "n02 bullfrog")
     assert train.labels.tolist() == [0, 0, 1, 1]
     assert test.labels.tolist() == [1, 0, 0]
@@ -689,7 +697,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     assert np.array_equal(everything(test.images)[1],
                           resized_then_cut(base / "val" / "images" / "val_2.JPEG", 64, "RGB"))
     (base / "words.txt").unlink()
-    assert folders.read_tiny_imagenet(tmp_path)[0].class_names == ("n01", "n02")
+    assert read_tiny_imagenet(tmp_path)[0].class_names == ("n01", "n02")
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
@@ -704,14 +712,14 @@ def test_tiny_imagenet_annotations_are_checked(tmp_path: Path, old: str, new: st
     assert old in notes.read_text()
     notes.write_text(notes.read_text().replace(old, new))
     with pytest.raises(DataError, match=rf"val_annotations\.txt: {message}"):
-        folders.read_tiny_imagenet(tmp_path)
+        read_tiny_imagenet(tmp_path)
 
 
 def test_tiny_imagenet_without_a_class_folder(tmp_path: Path) -> None:
     base = tiny(tmp_path)
     (base / "wnids.txt").write_text("n01\nn02\nn03\n")
     with pytest.raises(DataError, match=r"n03.*incomplete"):
-        folders.read_tiny_imagenet(tmp_path)
+        read_tiny_imagenet(tmp_path)
 
 
 def test_imagenet(tmp_path: Path) -> None:
@@ -720,24 +728,24 @@ def test_imagenet(tmp_path: Path) -> None:
             (tmp_path / "imagenet" / part / wnid).mkdir(parents=True)
             for number in range(count):
                 picture(tmp_path / "imagenet" / part / wnid / f"{number}.JPEG", 30, 20)
-    train, test = folders.read_imagenet(tmp_path, size=16)
+    train, test = read_imagenet(tmp_path, size=16)
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
     assert train.class_names == ("n08", "n09")
     assert train.images.shape == (3, 16, 16)
-    assert folders.read_imagenet(tmp_path)[1].images.shape == (3, 224, 224)
+    assert read_imagenet(tmp_path)[1].images.shape == (3, 224, 224)
     (tmp_path / "imagenet" / "val" / "n07").mkdir()
     with pytest.raises(DataError, match=r"same classes.*'n07'"):
-        folders.read_imagenet(tmp_path)
+        read_imagenet(tmp_path)
 
 
 def test_the_flat_validation_folder_of_imagenet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "imagenet" / "train" / "n08").mkdir(parents=True)
     with pytest.raises(DataError, match="looked for val/WNID"):
-        folders.read_imagenet(tmp_path)
+        read_imagenet(tmp_path)
     (tmp_path / "imagenet" / "val").mkdir()
     picture(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG", 20, 20)
     with pytest.raises(DataError, match="flat validation folder of ILSVRC is not read"):
-        folders.read_imagenet(tmp_path)
+        read_imagenet(tmp_path)
 
 
 def own_pictures(root: Path, classes: dict[str, int]) -> Path:
@@ -756,19 +764,19 @@ def names_of(part: ImageSet, root: Path) -> list[str]:
 
 def test_a_folder_is_split_by_hash_and_adding_moves_nothing(tmp_path: Path) -> None:
     own_pictures(tmp_path, {"dog": 60, "cat": 60})
-    before = [names_of(part, tmp_path) for part in folders.read_folder(tmp_path, 8)]
+    before = [names_of(part, tmp_path) for part in read_folder(tmp_path, 8)]
 
     def in_test(name: str, fraction: float) -> bool:
         return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) < fraction * 2**64
 
     everyone = sorted(f"{name}/{number:03d}.png" for name in ("cat", "dog") for number in range(60))
     for fraction in (0.2, 0.5):
-        got = [names_of(part, tmp_path) for part in folders.read_folder(tmp_path, 8, fraction)]
+        got = [names_of(part, tmp_path) for part in read_folder(tmp_path, 8, fraction)]
         assert got == [[name for name in everyone if in_test(name, fraction) is side] for side in (False, True)]
     cats, dogs = ({name[4:] for name in before[1] if name[0] == first} for first in "cd")
     assert cats != dogs
     own_pictures(tmp_path, {"dog": 90, "ant": 20})
-    after = folders.read_folder(tmp_path, 8)
+    after = read_folder(tmp_path, 8)
     assert after[0].class_names == ("ant", "cat", "dog")
     for part, old in zip(after, before, strict=True):
         names = names_of(part, tmp_path)
@@ -779,32 +787,32 @@ def test_a_folder_is_split_by_hash_and_adding_moves_nothing(tmp_path: Path) -> N
 def test_small_classes_still_have_both_sides(tmp_path: Path) -> None:
     own_pictures(tmp_path, {f"class {number}": 2 for number in range(30)})
     for fraction in (0.001, 0.999):
-        for part in folders.read_folder(tmp_path, 8, fraction):
+        for part in read_folder(tmp_path, 8, fraction):
             assert np.bincount(part.labels, minlength=30).tolist() == [1] * 30
     own_pictures(tmp_path, {"lonely": 1})
     with pytest.raises(DataError, match="lonely: 1 picture; a class needs at least 2"):
-        folders.read_folder(tmp_path, 8, strict=True)
+        read_folder(tmp_path, 8, strict=True)
 
 
 @pytest.mark.parametrize("second", ["test", "val"])
 def test_a_folder_with_its_own_split(tmp_path: Path, second: str) -> None:
     own_pictures(tmp_path / "train", {"b": 3, "a": 1})
     own_pictures(tmp_path / second, {"a": 2, "b": 1})
-    train, test = folders.read_folder(tmp_path, 8)
+    train, test = read_folder(tmp_path, 8)
     order = ["a/000", "b/000", "b/001", "b/002"]
     assert names_of(train, tmp_path) == [f"train/{name}.png" for name in order]
     assert test.labels.tolist() == [0, 0, 1]
     own_pictures(tmp_path / second, {"c": 1})
     with pytest.raises(DataError, match=rf"c: pictures in {second}/ only"):
-        folders.read_folder(tmp_path, 8, strict=True)
-    train, test = folders.read_folder(tmp_path, 8)
+        read_folder(tmp_path, 8, strict=True)
+    train, test = read_folder(tmp_path, 8)
     assert train.class_names == test.class_names == ("a", "b")
     assert any("not on both sides" in note and "c (" in note for note in train.notes)
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     own_pictures(tmp_path, {"train": 4, "bus": 4})
-    assert folders.read_folder(tmp_path, 8)[0].class_names == ("bus", "train")
+    assert read_folder(tmp_path, 8)[0].class_names == ("bus", "train")
 
 
 def test_which_files_of_a_folder_are_pictures(tmp_path: Path) -> None:
@@ -816,7 +824,7 @@ def test_which_files_of_a_folder_are_pictures(tmp_path: Path) -> None:
     (tmp_path / "x" / "folder.png").mkdir()
     (tmp_path / ".git").mkdir()
     (tmp_path / "loose.png").write_bytes(b"x")
-    train, test = folders.read_folder(tmp_path, 8)
+    train, test = read_folder(tmp_path, 8)
     assert train.class_names == ("x", "y")
     found = sorted(names_of(train, tmp_path) + names_of(test, tmp_path))
     assert found == [f"{kind}/{name}" for kind in "xy"
@@ -829,7 +837,7 @@ def test_the_digest_of_files_covers_names_sizes_and_labels(tmp_path: Path) -> No
     own_pictures(tmp_path / "two", {"a": 5, "b": 5})
 
     def digests(root: Path) -> list[str]:
-        return [part.digest for part in folders.read_folder(root, 8)]
+        return [part.digest for part in read_folder(root, 8)]
 
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     met = {tuple(digests(tmp_path / "one"))}
@@ -846,16 +854,16 @@ def test_the_digest_of_files_covers_names_sizes_and_labels(tmp_path: Path) -> No
 
 def test_folders_without_pictures(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no class folders"):
-        folders.read_folder(tmp_path, 8)
+        read_folder(tmp_path, 8)
     with pytest.raises(DataError, match="nowhere: no such folder"):
-        folders.read_folder(tmp_path / "nowhere", 8)
+        read_folder(tmp_path / "nowhere", 8)
     own_pictures(tmp_path, {"a": 2, "empty": 0})
     with pytest.raises(DataError, match=r"empty: no pictures \(\.bmp"):
-        folders.read_folder(tmp_path, 8, strict=True)
-    assert folders.read_folder(tmp_path, 8)[0].class_names == ("a",)
+        read_folder(tmp_path, 8, strict=True)
+    assert read_folder(tmp_path, 8)[0].class_names == ("a",)
     for size, fraction in ((0, 0.2), (8, 0.0), (8, 1.0)):
         with pytest.raises(DataError, match="test fraction between 0 and 1"):
-            folders.read_folder(tmp_path, size, fraction)
+            read_folder(tmp_path, size, fraction)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")
@@ -865,12 +873,12 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     with open(odd, "wb"):
         pass
     with pytest.raises(DataError, match=r"caf\\xe9\.png.*not UTF-8") as caught:
-        folders.read_folder(tmp_path, 8, strict=True)
+        read_folder(tmp_path, 8, strict=True)
     str(caught.value).encode()
     os.unlink(odd)
     os.mkdir(os.fsencode(tmp_path) + b"/caf\xe9")
     with pytest.raises(DataError, match="not UTF-8"):
-        folders.read_folder(tmp_path, 8, strict=True)
+        read_folder(tmp_path, 8, strict=True)
 
 
 # the real thing
@@ -881,9 +889,9 @@ def test_real_cifar100_is_ready_in_two_seconds() -> None:
     root = Path(os.environ["PROTOCORE_DATA"])
     if not (root / "cifar-100-binary").is_dir():
         pytest.skip(f"no cifar-100-binary in {root}")
-    formats.read_cifar100(root)  # the first reading may wait for the disk
+    read_cifar100(root)  # the first reading may wait for the disk
     start = time.perf_counter()
-    train, test = formats.read_cifar100(root)
+    train, test = read_cifar100(root)
     assert time.perf_counter() - start < 2
     assert np.bincount(train.labels).tolist() == [500] * 100
     assert np.bincount(test.labels).tolist() == [100] * 100

@@ -24,10 +24,12 @@ from protocore import api
 from protocore.cli import main
 from protocore.codecs.webp import WebP
 from protocore.config import Settings
-from protocore.data import cache, folders, formats, images
+from protocore.data import cache, cifar, idx, images
 from protocore.data.benchmarks import open_stream
 from protocore.data.cache import cached
 from protocore.data.images import ArrayImages, FileImages, file_set
+from protocore.data.sets.cifar100 import read_cifar100
+from protocore.data.sets.folder import read_folder
 from protocore.data.stream import Stream
 from protocore.errors import DataError
 from protocore.pictures import FORMATS, MOST_PIXELS, open_picture
@@ -80,7 +82,7 @@ def test_two_folders_of_equal_names_and_sizes_are_two_data_sets(tmp_path: Path) 
 def test_a_replaced_picture_is_seen_even_with_the_old_time_stamp(tmp_path: Path, side: int) -> None:
     root = signs(tmp_path / "one", {"a": RED, "b": GREEN})
     before = stream_of(root)
-    parts = folders.read_folder(root, 8)
+    parts = read_folder(root, 8)
     source, row = parts[side].images.source, parts[side].images.rows[0]  # type: ignore[attr-defined]
     path = Path(source.paths[row])
     stamps = path.stat()
@@ -89,7 +91,7 @@ def test_a_replaced_picture_is_seen_even_with_the_old_time_stamp(tmp_path: Path,
     assert path.stat().st_size == stamps.st_size
     after = stream_of(root)
     assert after.digest != before.digest  # of the whole: pictures to learn from and pictures to test on
-    changed = folders.read_folder(root, 8)[side]
+    changed = read_folder(root, 8)[side]
     assert changed.digest != parts[side].digest
 
 
@@ -450,7 +452,7 @@ def test_labels_that_are_no_numbers_are_refused_at_once(tmp_path: Path, label: o
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=message) as caught:
-            formats.read_cifar100(tmp_path)
+            read_cifar100(tmp_path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -479,7 +481,7 @@ def test_pickles_that_would_never_end_are_refused(tmp_path: Path, body: bytes, m
     (tmp_path / "train").write_bytes(b"\x80\x04" + body)
     start = time.perf_counter()
     with pytest.raises(DataError, match=message):
-        formats.restricted_load(tmp_path / "train")
+        cifar.restricted_load(tmp_path / "train")
     assert time.perf_counter() - start < 60
 
 
@@ -487,13 +489,13 @@ def test_a_pickle_of_too_many_bytes_is_refused_unread(tmp_path: Path) -> None:
     with open(tmp_path / "train", "wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(DataError, match="1,099,511,627,776 bytes, where at most 268,435,456 are read"):
-        formats.restricted_load(tmp_path / "train")
+        cifar.restricted_load(tmp_path / "train")
 
 
 def test_a_long_shape_is_not_multiplied_out() -> None:
     sides = (1 << 60,) * 100_000
     with pytest.raises(ValueError, match="array of shape"):
-        formats._Array().__setstate__((1, sides, formats._Dtype("u1"), False, b""))
+        cifar._Array().__setstate__((1, sides, cifar._Dtype("u1"), False, b""))
 
 
 def test_reading_a_mapped_file_through_does_not_keep_it_in_memory(tmp_path: Path) -> None:
@@ -501,9 +503,9 @@ def test_reading_a_mapped_file_through_does_not_keep_it_in_memory(tmp_path: Path
     with open(tmp_path / "train-images-idx3-ubyte", "wb") as file:
         file.write(struct.pack(">4I", 0x803, count, 1024, 1024))
         file.truncate(16 + (count << 20))
-    script = ("import resource, sys, numpy\nfrom pathlib import Path\nfrom protocore.data import formats, images\n"
+    script = ("import resource, sys, numpy\nfrom pathlib import Path\nfrom protocore.data import idx, images\n"
               "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-              "pixels = formats.read_idx_file(Path(sys.argv[1]), 3)[:, None]\n"
+              "pixels = idx.read_idx_file(Path(sys.argv[1]), 3)[:, None]\n"
               "labels = numpy.zeros(len(pixels), numpy.int64)\n"
               "print(images.array_set(images.ArrayImages(pixels), labels, 'x').digest)\n"
               "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)")
@@ -514,23 +516,23 @@ def test_reading_a_mapped_file_through_does_not_keep_it_in_memory(tmp_path: Path
 
 def test_a_gzipped_idx_file_beyond_the_limit_is_refused_by_its_header(tmp_path: Path,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(idx, "_MOST_UNPACKED", 1 << 20)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(struct.pack(">4I", 0x803, 3, 1000, 1000) + bytes(3_000_000)))
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=r"3,000,016 bytes, where at most 1,048,576.*gunzip"):
-            formats.read_idx_file(path, 3)
+            idx.read_idx_file(path, 3)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
     plain = path.with_suffix("")
     plain.write_bytes(gzip.decompress(path.read_bytes()))
-    assert isinstance(formats.read_idx_file(plain, 3), np.memmap)
-    monkeypatch.setattr(formats, "_MOST_LABELS", 5)
+    assert isinstance(idx.read_idx_file(plain, 3), np.memmap)
+    monkeypatch.setattr(idx, "_MOST_LABELS", 5)
     for name, pack in (("labels", bytes), ("labels.gz", gzip.compress)):
         (tmp_path / name).write_bytes(pack(struct.pack(">2I", 0x801, 6) + bytes(6)))
         with pytest.raises(DataError, match="6 labels, where at most 5"):
-            formats.read_idx_file(tmp_path / name, 1)
+            idx.read_idx_file(tmp_path / name, 1)
 
 

@@ -240,7 +240,7 @@ def test_every_method_benchmark_and_preset_go_together(method: str, benchmark: s
     asked = dict(recipe_for(benchmark).presets.get(preset, {}))
     for key, layer in METHODS[method].presets.items():
         words = key.split()
-        if words[0] == preset and all(w == BENCHMARKS[benchmark].source or values.get(w) is True for w in words[1:]):
+        if words[0] == preset and all(w == BENCHMARKS[benchmark].data_set or values.get(w) is True for w in words[1:]):
             asked |= layer
     assert {name: values[name] for name in asked} == asked
 
@@ -397,7 +397,7 @@ def test_an_online_run_has_the_published_batches_over_those_of_the_benchmark(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_preset_says_when_it_holds_in_words_that_mean_something(name: str) -> None:
-    words = {"online", "cflat"} | {benchmark.source for benchmark in BENCHMARKS.values()}
+    words = {"online", "cflat"} | {benchmark.data_set for benchmark in BENCHMARKS.values()}
     for key in METHODS[name].presets:
         preset, *conditions = key.split()
         assert preset in ("cpu", "paper")

@@ -18,17 +18,10 @@ def add_data(commands: Any) -> None:
         command.set_defaults(do=do)
 
 
-def _data_set(name: str) -> str:
-    """The data set of this name, or that a benchmark of this name is made of."""
-    from protocore.data.benchmarks import BENCHMARKS
-
-    return BENCHMARKS[name].source or name if name in BENCHMARKS else name
-
-
 def _data_get(arguments: argparse.Namespace) -> int:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from protocore.data.benchmarks import data_root
+    from protocore.data.benchmarks import data_root, source_named
     from protocore.data.fetch import get
 
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
@@ -40,16 +33,16 @@ def _data_get(arguments: argparse.Namespace) -> int:
                 items[name] = bar.add_task(name, total=total)
             bar.update(items[name], completed=done, total=total)
 
-        folder = get(_data_set(arguments.name), data_root(arguments.data_root), progress=progress)
+        folder = get(source_named(arguments.name), data_root(arguments.data_root), progress=progress)
     print(f"{arguments.name}: ready in {folder}")
     return 0
 
 
 def _data_check(arguments: argparse.Namespace) -> int:
-    from protocore.data.benchmarks import data_root
+    from protocore.data.benchmarks import data_root, source_named
     from protocore.data.fetch import check
 
-    findings = check(_data_set(arguments.name), data_root(arguments.data_root))
+    findings = check(source_named(arguments.name), data_root(arguments.data_root))
     for finding in findings:
         text = finding.met if finding.ok else f"expected {finding.expected}; met {finding.met}"
         print(f"{finding.state}: {finding.path}: {text}")

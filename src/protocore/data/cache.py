@@ -13,14 +13,14 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL
 
-from protocore.data.images import ArrayImages, Images, blocks_of
+from protocore.data.images import ArrayImages, FileImages, Images, ImageSet, blocks_of, refuse_pictures
 from protocore.errors import DataError
 from protocore.files import read_json, write_json
 
@@ -40,6 +40,24 @@ class Kept:
     def told(self) -> dict[str, Any]:
         return {"made by": _MAKER, "bad": {str(row): reason for row, reason in self.bad.items()},
                 "smallest": self.smallest, "largest": self.largest, "cut": self.cut}
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("PROTOCORE_CACHE") or Path.home() / ".cache" / "protocore")
+
+
+def keep_decoded(part: ImageSet) -> Kept:
+    """The pictures of a set, decoded once and kept in the user's cache."""
+    return cached(part.images, part.digest, cache_folder())
+
+
+def kept_pair(sets: tuple[ImageSet, ImageSet]) -> tuple[ImageSet, ImageSet]:
+    """Both parts of a data set, decoded and kept; pictures that cannot be read are an error."""
+    kept = [keep_decoded(part) for part in sets]
+    refuse_pictures([(part.images.paths[row], reason) for part, found in zip(sets, kept, strict=True)
+                     if isinstance(part.images, FileImages) for row, reason in found.bad.items()])
+    train, test = (replace(part, images=found.images) for part, found in zip(sets, kept, strict=True))
+    return train, test
 
 
 def cached(images: Images, key: str, folder: Path,

@@ -20,7 +20,7 @@ from PIL import Image
 
 from protocore.errors import DataError, printable
 from protocore.files import read_bytes
-from protocore.pictures import open_picture, quiet
+from protocore.pictures import ImageShape, open_picture, quiet
 
 MOST_BYTES = 256 << 20  # of a picture file
 Outcome = tuple[int, int] | str  # width and height of a picture, or why it cannot be read
@@ -36,7 +36,7 @@ _LONGEST = 50  # sides a picture may have relative to each other before resizing
 class Images(ABC):
     """A fixed sequence of equally shaped uint8 images."""
 
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: ImageShape
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -191,7 +191,7 @@ class _ChangedError(DataError):
     """A file is no longer what was read at first: nothing may be concluded about it, and nothing kept."""
 
 
-def _decoded(path: Path, expected: str | None, shape: tuple[int, int, int]) -> tuple[np.ndarray, tuple[int, int]]:
+def _decoded(path: Path, expected: str | None, shape: ImageShape) -> tuple[np.ndarray, tuple[int, int]]:
     changed = f"{path}: changed while it was being read; run again"
     try:
         data = read_bytes(path, MOST_BYTES)
@@ -206,7 +206,7 @@ def _decoded(path: Path, expected: str | None, shape: tuple[int, int, int]) -> t
             return _square(picture, shape, large), size
 
 
-def _square(picture: Image.Image, shape: tuple[int, int, int], large: bool) -> np.ndarray:
+def _square(picture: Image.Image, shape: ImageShape, large: bool) -> np.ndarray:
     channels, size, _ = shape
     mode = "RGB" if channels == 3 else "L"
     if picture.mode[0] in "IF":

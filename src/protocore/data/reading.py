@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from protocore.data.images import ImageSet
-from protocore.errors import DataError
+from protocore.errors import DataError, shown
 from protocore.files import read_bytes
 
-Pair = tuple[ImageSet, ImageSet]  # training and test
-
+AGAIN = "delete it and get it again (`protocore data get`)"
 MOST_TEXT = 64 << 20  # bytes of a file of names
 MOST_NAME = 1000  # characters of a class name
 
@@ -34,6 +32,11 @@ def file_length(path: Path) -> int:
     if not path.is_file():
         raise DataError(f"{path}: missing; the data set is incomplete: delete its folder and get it again")
     return path.stat().st_size
+
+
+def refuse_label(path: Path, record: int, value: object, limit: int) -> None:
+    raise DataError(f"{path}: record {record} has label {shown(value)}, expected 0 to {limit - 1}; "
+                    f"the file is damaged: {AGAIN}")
 
 
 def utf8(raw: bytes, path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from protocore.config import plural
 from protocore.data.images import ArrayImages, Images, ImageSet
 from protocore.data.orders import class_order
-from protocore.errors import DataError, SealError, UserError
+from protocore.errors import DataError, SealError, UserError, shown
+from protocore.pictures import ImageShape
 
 _IN_MEMORY = 1 << 30  # bytes: a task up to this size is read once and kept as uint8 while it is open
 
@@ -26,7 +27,7 @@ class Task:
     """The training data of one task. `take` gives copies only; after `close` it raises `SealError`."""
 
     def __init__(self, images: Images, labels: np.ndarray, rows: np.ndarray | None = None,
-                 index: int | None = None, class_names: Sequence[str] | None = None) -> None:
+                 index: int | None = None, class_names: Sequence[Hashable] | None = None) -> None:
         self.index = index  # None where the method must not know which task this is
         self.class_names = None if class_names is None else tuple(class_names)  # of label 0, 1, ...
         self.image_shape = images.shape
@@ -42,12 +43,21 @@ class Task:
         self._length = len(self._rows)
 
     @classmethod
-    def from_arrays(cls, images: np.ndarray | Tensor, labels: Sequence[int] | np.ndarray | Tensor,
-                    class_names: Sequence[str] | None = None) -> Task:
-        """A task from uint8 images (N, C, H, W) and whole-number labels; `class_names` of label 0, 1, ..."""
-        array, y = np.asarray(images), np.asarray(labels)
+    def from_arrays(cls, images: np.ndarray | Tensor, labels: Sequence[Hashable] | np.ndarray | Tensor,
+                    class_names: Sequence[Hashable] | None = None) -> Task:
+        """A task from uint8 images (N, C, H, W) and a label each: anything hashable, which is the class's name.
+
+        With `class_names` labels are whole numbers, the positions of their names.
+        """
+        array = np.asarray(images)
         if array.ndim != 4 or array.dtype != np.uint8:
             raise UserError(f"images must be uint8 of shape (N, C, H, W); met {array.dtype} {array.shape}")
+        if class_names is None:
+            values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
+            class_names = _names(values)
+            at = {name: position for position, name in enumerate(class_names)}
+            labels = [at[value] for value in values]
+        y = np.asarray(labels) if len(labels) else np.empty(0, np.int64)
         if y.shape != (len(array),) or not np.issubdtype(y.dtype, np.integer):
             raise UserError(f"labels must be {len(array)} whole numbers; met {y.dtype} {y.shape}")
         if len(y) and y.min() < 0:
@@ -56,6 +66,17 @@ class Task:
             raise UserError(f"label {y.max()} has no name: class_names holds {plural(len(class_names), 'name')}, for "
                             f"labels from 0 to {len(class_names) - 1}")
         return cls(ArrayImages(array), y, class_names=class_names)
+
+    def renumber(self, numbers: Mapping[int, int], class_names: Sequence[Hashable]) -> None:
+        """Give the classes other numbers: those of a learner that knew classes before."""
+        if self._labels is None:
+            raise SealError(f"{self._name()} is closed: its labels are gone")
+        table = torch.full((max(numbers) + 1,), -1)
+        for old, new in numbers.items():
+            table[old] = new
+        self._labels = table[self._labels]
+        self.classes = tuple(self._labels.unique().tolist())
+        self.class_names = tuple(class_names)
 
     def __len__(self) -> int:
         return self._length
@@ -135,6 +156,15 @@ class Task:
         return "this task" if self.index is None else f"task {self.index + 1}"
 
 
+def _names(labels: list[Any]) -> list[Hashable]:
+    """Each label once: sorted where they can be, else as they come."""
+    for label in labels:
+        if not isinstance(label, Hashable):
+            raise UserError(f"a label must be hashable: a name, a number; met {shown(label)}")
+    names = list(dict.fromkeys(labels))
+    return sorted(names) if {type(name) for name in names} in ({str}, {int}) else names
+
+
 def _numbers(rows: Tensor) -> Tensor:
     return rows.nonzero().flatten() if rows.dtype == torch.bool else rows.to(torch.int64).flatten()
 
@@ -143,6 +173,12 @@ def _alive(reference: StorageWeakRef) -> Tensor | None:
     """All the bytes of a batch that is still held, whatever it is held by."""
     storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
     return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _of_channels(what: str, values: Sequence[float] | None, shape: ImageShape) -> tuple[float, ...] | None:
+    if values is not None and len(values) != shape[0]:
+        raise UserError(f"{what} {shown(values)}: give one number for each of the {plural(shape[0], 'channel')}")
+    return None if values is None else tuple(float(value) for value in values)
 
 
 @dataclass(frozen=True)
@@ -161,11 +197,15 @@ class TestPart:
 
 
 class Stream:
-    """Tasks in order. Labels are positions in the class order, so the k-th class to come has label k."""
+    """Tasks in order. Labels are positions in the class order, so the k-th class to come has label k.
+
+    `benchmark` is the name it has, if any; `mean` and `std` are those of its channels, for pixels within [0, 1].
+    """
 
     def __init__(self, train: ImageSet, test: ImageSet, *, classes_per_task: int, order: str = "natural",
                  images_per_class: int | None = None, blurry: int = 0, seed: int = 0,
-                 tasks: int | None = None) -> None:
+                 tasks: int | None = None, benchmark: str | None = None, mean: Sequence[float] | None = None,
+                 std: Sequence[float] | None = None) -> None:
         count = len(train.class_names)
         if classes_per_task > count:
             raise UserError(f"--classes-per-task {classes_per_task}: the data has only {plural(count, 'class')}")
@@ -174,6 +214,8 @@ class Stream:
         self.image_shape = train.images.shape
         self.digest = hashlib.sha256(f"{train.digest} {test.digest}".encode()).hexdigest()
         self.notes = train.notes  # what a user should know of the data
+        self.benchmark = benchmark
+        self.mean, self.std = _of_channels("mean", mean, self.image_shape), _of_channels("std", std, self.image_shape)
         self.task_classes = [tuple(range(i, min(i + classes_per_task, count)))
                              for i in range(0, count, classes_per_task)][:tasks]
         coming = self.task_classes[-1][-1] + 1
@@ -190,7 +232,6 @@ class Stream:
                 names = ", ".join(self.class_names[c] for c in classes)
                 raise DataError(f"there are no test images for the task of {names}: its accuracy cannot be measured")
             self.tests.append(TestPart(test.images, test_rows, test_labels[test_rows], classes))
-        self.benchmark: str | None = None  # its name, where it has one
         self._opened: list[Task] = []
 
     @staticmethod

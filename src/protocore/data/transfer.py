@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from protocore.data.base import Download
 from protocore.errors import DataError, shown
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -28,15 +29,6 @@ PATIENCE = 60.0  # these seconds
 _BLOCK = 1 << 16
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file as published. `checksum` is "md5:..." or "sha256:..."; None: only the size is known."""
-
-    name: str
-    size: int
-    checksum: str | None
 
 
 def download(url: str, target: Path, file: Download, progress: Progress | None) -> None:

@@ -48,9 +48,11 @@ RECIPES: dict[str, Recipe] = {
 
 def recipe_for(benchmark_name: str) -> Recipe:
     """The recipe that the benchmark brings, else the package's own, else an empty one."""
+    if benchmark_name.startswith("folder:"):
+        return RECIPES["folder"]
     brought = BENCHMARKS[benchmark_name].recipe if benchmark_name in BENCHMARKS else None
     if brought is None:
-        return RECIPES.get("folder" if benchmark_name.startswith("folder:") else benchmark_name, Recipe())
+        return RECIPES.get(benchmark_name, Recipe())
     known = [f.name for f in fields(Recipe)]
     if odd := next((key for key in brought if key not in known), None):
         raise UserError(f"benchmark {benchmark_name}: its recipe has {shown(odd)}, which is none of {', '.join(known)}")
