@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from protocore.cli.completion import add_completion
 from protocore.cli.data import add_data
 from protocore.cli.decoder import add_decoder
+from protocore.cli.demo import add_demo
+from protocore.cli.health import add_health
+from protocore.cli.listing import add_list
 from protocore.cli.pack import add_pack
-from protocore.cli.run import add_run, demo, method_in
-from protocore.cli.show import health, list_, show
+from protocore.cli.parser import Parser
+from protocore.cli.run import add_run
+from protocore.cli.show import add_show
 from protocore.errors import UserError
 from protocore.version import __version__
 
@@ -22,56 +27,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Waiting threads that spin make two threads on a busy two-core machine eleven times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.stdout is None:
+        return _complain("cannot write to standard output: it is closed")
     try:
-        return _dispatch(words)
+        try:
+            return _dispatch(words)
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        print(f"protocore: {error}", file=sys.stderr)
-        return 2
+        return _complain(str(error))
     except KeyboardInterrupt:
-        print("\nprotocore: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        return 0
+        print(file=sys.stderr)
+        return _complain("stopped", 130)
+    except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
+        _drop_output()
+        return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            return _complain(f"{error.filename}: {error.strerror}; give a path that can be read and written")
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EBADF):
             raise
-        print(f"protocore: {error.filename}: {error.strerror}; give a path that can be read and written",
-              file=sys.stderr)
-        return 2
+        _drop_output()
+        return _complain(f"cannot write to standard output ({error.strerror}); make room, or send it elsewhere")
+    except MemoryError:
+        return _complain(_TOO_LARGE)
+    except RuntimeError as error:  # torch's own word for it
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        return _complain(_TOO_LARGE)
 
 
-def _dispatch(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+_TOO_LARGE = ("this machine has not enough memory for it; lower --width, --batch, --image-size, or what else makes the "
+              "network or its batches large")
+
+
+def _complain(text: str, code: int = 2) -> int:
+    if sys.stderr is not None:
+        print(f"protocore: {text}", file=sys.stderr)
+    return code
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere: Python would try to write it once more at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def make_parser(words: Sequence[str] = ()) -> Parser:
+    """The parser of all commands; a method named in `words` brings its options."""
+    parser = Parser(
         prog="protocore", description="Continual learning of new classes with a memory counted in bytes.",
         epilog="`protocore COMMAND --help` explains a command; `protocore run METHOD --help` a method's options too.",
     )
     parser.add_argument("--version", action="version", version=f"protocore {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    add_run(commands, method_in(words))
-    digits = commands.add_parser("demo", help="learn the embedded digits with three methods; a table and pictures")
-    digits.add_argument("--runs", default="runs", help="folder of run folders (default: runs)")
-    digits.set_defaults(do=demo)
-    listing = commands.add_parser("list", help="methods, benchmarks, backbones and codecs, one line each")
-    listing.add_argument("what", nargs="?", choices=("methods", "benchmarks", "backbones", "codecs"))
-    listing.add_argument("--json", action="store_true", help="for programs")
-    listing.set_defaults(do=list_)
-    shown = commands.add_parser("show", help="what a stored run was and what came out")
-    shown.add_argument("run", help="a run's folder, or its result.json")
-    shown.add_argument("--all", action="store_true", help="every setting, also those left at their default")
-    shown.add_argument("--json", action="store_true", help="for programs")
-    shown.set_defaults(do=show)
-    measured = commands.add_parser("health", help="how good and how private the exemplars of a finished run are")
-    measured.add_argument("run", type=Path, help="a run's folder")
-    measured.add_argument("--data-root", help="folder of the data sets (else PROTOCORE_DATA)")
-    measured.add_argument("--steps", type=int, default=600, help="training steps of the fresh network (600)")
-    measured.add_argument("--json", action="store_true", help="for programs")
-    measured.set_defaults(do=health)
-    add_data(commands)
-    add_pack(commands)
-    add_decoder(commands)
-    arguments = parser.parse_args(words)
+    add_run(commands, words)
+    for add in (add_demo, add_list, add_show, add_health, add_data, add_pack, add_decoder, add_completion):
+        add(commands)
+    if words and words[0].startswith("-") and words[0] not in parser.takes():
+        parser.error(f"{words[0]}: flags stand after a command, as in `protocore list --json`")
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        parser.error(f"unknown command {parser.known_as(words[0], commands.choices)}")
+    return parser
+
+
+def _dispatch(words: list[str]) -> int:
+    arguments = make_parser(words).parse_args(words)
     return arguments.do(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,76 +1,58 @@
-"""The `protocore run` and `protocore demo` commands: settings in, a run folder and tables out."""
+"""`protocore run`: settings in, a run folder and tables out."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import sys
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocore.cli.stop import Stop
+from protocore.cli.parser import Parser, number, sort_words
 from protocore.config import Settings, flag, kind_of
-from protocore.errors import UserError
+from protocore.errors import UserError, shown
 
 if TYPE_CHECKING:
-    from protocore.config import Resolved
-    from protocore.learn.learner import Learner
+    from protocore.runs.result import Result
 
 GROUPS = {
     "data": "data and stream", "memory": "memory", "network": "network", "training": "training", "machine": "machine",
 }
+MOST_SEEDS = 1000  # in one command
 
 
-def method_in(words: list[str]) -> str | None:
-    """The method named on the command line, so that its own options become flags before parsing."""
-    if not words or words[0] != "run":
-        return None
-    for i, word in enumerate(words[1:], 1):
-        if word.startswith("--method="):
-            return word.partition("=")[2]
-        if word == "--method" and i + 1 < len(words):
-            return words[i + 1]
-        if word == "--like" and i + 1 < len(words):
-            return _like(words[i + 1])["settings"]["method"]
-        if word == "--config" and i + 1 < len(words):
-            from protocore.config import read_config_file
-
-            method = read_config_file(Path(words[i + 1])).get("method")
-            if method:
-                return str(method)
-    return words[1] if len(words) > 1 and not words[1].startswith("-") else None
-
-
-def add_run(commands: Any, method_name: str | None) -> None:
-    run = commands.add_parser(
-        "run", help="run a method on a benchmark", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        argument_default=argparse.SUPPRESS,
+def add_run(commands: Any, words: Sequence[str] = ()) -> None:
+    """The command, with the options of the method that its words name."""
+    run: Parser = commands.add_parser(
+        "run", help="run a method on a benchmark", argument_default=argparse.SUPPRESS,
+        usage="protocore run [METHOD] [BENCHMARK] [FLAGS]",
         description="Learn a benchmark's tasks one after the other, evaluate after each, store everything in a "
         "folder. The same command again goes on after an interruption, or shows the stored result.",
+        epilog="`protocore run METHOD --help` explains a method's own options too.",
     )
-    run.add_argument("method", nargs="?", help="see `protocore list methods` (protocore)")
-    run.add_argument("benchmark", nargs="?", help="see `protocore list benchmarks`, or folder:PATH (digits)")
-    run.add_argument("--config", type=Path, help="settings from a YAML or TOML file; flags win over it")
-    run.add_argument("--like", help="take every setting from a stored run")
-    run.add_argument("--runs", default="runs", help="folder of run folders")
-    run.add_argument("--out", help="this run's own folder, instead of one named after its settings")
+    run.add_argument("method", nargs="?", metavar="METHOD", help="see `protocore list methods` (default: protocore)")
+    run.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="see `protocore list benchmarks`, or "
+                     "folder:PATH (default: digits)")
+    run.add_argument("--config", type=Path, metavar="FILE", help="settings from a YAML or TOML file; flags win over it")
+    run.add_argument("--like", metavar="RUN", help="take every setting from a stored run")
+    run.add_argument("--seeds", type=seeds_in, metavar="LIST", help="one run after the other with these seeds, as in "
+                     "0,1,2 or 0..2, and their mean; those that are stored are not run again")
+    run.add_argument("--runs", default="runs", metavar="FOLDER", help="folder of run folders (default: runs)")
+    run.add_argument("--out", metavar="FOLDER", help="this run's own folder, instead of one named after its settings")
     run.add_argument("--restart", action="store_true", default=False, help="forget an unfinished run's checkpoint")
     run.add_argument("--again", action="store_true", default=False, help="run anew even where a result is stored")
-    run.add_argument("--checkpoint-seconds", type=float, default=30.0, help="seconds between two checkpoints")
-    run.add_argument("--json", action="store_true", default=False, help="print the result as JSON")
+    run.add_argument("--checkpoint-seconds", type=number(0, 10**9), default=30.0, metavar="FLOAT",
+                     help="seconds between two checkpoints (default: 30)")
+    run.add_argument("--json", action="store_true", default=False, help="print the result as JSON; a list with --seeds")
     run.add_argument("--quiet", action="store_true", default=False, help="no progress")
     run.add_argument("--no-figures", action="store_true", default=False, help="write no pictures")
     _flags(run.add_argument_group("run"), Settings, "run", skip=("method", "benchmark"))
     for group, title in GROUPS.items():
         _flags(run.add_argument_group(title), Settings, group)
-    if method_name:
-        from protocore.methods import method_named
-
-        method = method_named(method_name)
-        if dataclasses.fields(method.Options):
-            _flags(run.add_argument_group(f"options of {method.name}"), method.Options, "method")
+    if words and words[0] == "run":
+        _add_options(run, words[1:])
     run.set_defaults(do=_run)
 
 
@@ -91,127 +73,108 @@ def _flags(group: Any, cls: type, name: str, skip: Sequence[str] = ()) -> None:
             group.add_argument(flag(field.name), help=text, metavar=shape)
 
 
-def _like(where: str) -> dict[str, Any]:
-    from protocore.runs.results import read_result
+def _add_options(run: Parser, words: Sequence[str]) -> None:
+    """Flags of the method's own options. Which word is the method depends on which flags take a value, and those may
+    be the method's: where a flag is not known yet, all methods are asked. No method is loaded where none is needed."""
+    known = run.takes()
+    found = sort_words(words, known)
+    if not found.plain and not found.unknown and not any(word.startswith(("--config", "--like")) for word in words):
+        return
+    from protocore.methods import METHODS, method_named
+
+    if found.unknown:
+        found = sort_words(words, known | {name: takes for m in METHODS.values() for name, takes in _takes(m).items()})
+    method = method_named(found.plain[0] if found.plain else _method_of_files(found.flags) or "protocore")
+    if dataclasses.fields(method.Options):
+        _flags(run.add_argument_group(f"options of {method.name}"), method.Options, "method")
+    for word in found.flags:
+        name = word.partition("=")[0]
+        if name not in run.takes():
+            owners = ", ".join(m.name for m in METHODS.values() if name in _takes(m))
+            run.error(f"{name} is not an option of {method.name}; it is one of {owners}")
+
+
+def _takes(method: Any) -> dict[str, bool]:
+    """The flags of a method's options, and whether a value follows."""
+    found = {}
+    for field in dataclasses.fields(method.Options):
+        truth = kind_of(method.Options, field.name)[0] is bool
+        found |= {flag(name): not truth for name in ((field.name, f"no_{field.name}") if truth else (field.name,))}
+    return found
+
+
+def _method_of_files(flags: Sequence[str]) -> str | None:
+    """The method that --config or --like names; the file wins, as its settings do."""
+    given = {name: value for name, _, value in (word.partition("=") for word in flags)}
+    method = None
+    if "--config" in given:
+        from protocore.config import read_config_file
+
+        method = read_config_file(Path(given["--config"])).get("method")
+    if method is None and "--like" in given:
+        method = _like(given["--like"]).method
+    return None if method is None else str(method)
+
+
+def seeds_in(text: str) -> list[int]:
+    """`0,1,2`, `0..2` or both: the seeds, each once."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,19})(?:\.\.([0-9]{1,19}))?\s*", part)
+        if not match:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is no list of seeds; write for example 0,1,2 or 0..2")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise argparse.ArgumentTypeError(f"{shown(part)} runs backwards; write {last}..{first}")
+        if last - first >= MOST_SEEDS or len(found) > MOST_SEEDS:
+            raise argparse.ArgumentTypeError(f"{shown(text)} are more than {MOST_SEEDS:,} seeds; give fewer at a time")
+        found |= dict.fromkeys(range(first, last + 1))
+    return list(found)
+
+
+def _like(where: str) -> Result:
+    from protocore.runs.result import read_result
 
     return read_result(Path(where))
 
 
-_NOT_SETTINGS = ("command", "do", "config", "like", "runs", "out", "restart", "again", "checkpoint_seconds", "json",
-                 "quiet", "no_figures")
+_NOT_SETTINGS = ("command", "do", "config", "like", "seeds", "runs", "out", "restart", "again", "checkpoint_seconds",
+                 "json", "quiet", "no_figures")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from protocore.runs.job import configure
+    from protocore.cli.execute import execute, name_files, tell_notes
+    from protocore.runs.configure import configure
 
     flags = {k: v for k, v in vars(arguments).items() if k not in _NOT_SETTINGS and v is not None}
     like = _like(arguments.like) if hasattr(arguments, "like") else None
-    config = configure(flags, config_file=getattr(arguments, "config", None), like=like)
-    result, folder, was_stored = execute(
-        config, Path(arguments.runs), out=getattr(arguments, "out", None), again=arguments.again,
-        restart=arguments.restart, every=arguments.checkpoint_seconds, quiet=arguments.quiet or arguments.json,
-        figures=not arguments.no_figures,
-    )
+    seeds, out = getattr(arguments, "seeds", None), getattr(arguments, "out", None)
+    if seeds is not None and ("seed" in flags or out is not None):
+        raise UserError("--seeds makes several runs, each with its own seed and folder: leave out --seed and --out "
+                        "(--runs says where the folders are)")
+    # All are configured before the first is run: a mistake should not wait for its turn.
+    configs = [configure(flags if seed is None else flags | {"seed": seed},
+                         config_file=getattr(arguments, "config", None), like=like) for seed in seeds or [None]]
+    done = [execute(config, Path(arguments.runs), out=out, again=arguments.again, restart=arguments.restart,
+                    every=arguments.checkpoint_seconds, quiet=arguments.quiet or arguments.json,
+                    figures=not arguments.no_figures) for config in configs]
+    results = [run.result for run in done]
     if arguments.json:
-        print(json.dumps(result))
+        documents = [result.to_json() for result in results]
+        print(json.dumps(documents[0] if seeds is None else documents))
         return 0
     from rich.console import Console
 
     from protocore.bench.tables import ledger_table, summary_table
 
     console = Console()
-    console.print(summary_table([result]))
-    console.print(ledger_table(result))
-    if was_stored or arguments.quiet:  # else they have been said while it ran
-        tell_notes(console, result)
-    if was_stored:
-        console.print("This result was stored already; --again runs it anew.")
-    name_files(console, folder)
-    return 0
-
-
-def tell_notes(console: Any, result: dict[str, Any]) -> None:
-    for note in result.get("notes", ()):
-        console.print(f"Note: {note}", highlight=False, markup=False)
-
-
-def name_files(console: Any, folder: Path) -> None:
-    console.print(f"Run folder: {folder}", soft_wrap=True)
-    for picture in sorted(folder.glob("*.png")):
-        console.print(f"  {picture}", soft_wrap=True)
-
-
-def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool = False, restart: bool = False,
-             every: float = 30.0, quiet: bool = False, figures: bool = True) -> tuple[dict[str, Any], Path, bool]:
-    """Run, or read a stored result: (result, folder, whether it was stored already)."""
-    from protocore.runs.job import Interrupted, run
-    from protocore.runs.reporters import RunProgress
-    from protocore.runs.results import differences, is_finished, read_result, run_folder
-
-    folder = Path(out) if out else run_folder(runs, config)
-    if is_finished(folder) and not (again or restart):
-        result = read_result(folder)
-        if others := differences(result, config):
-            raise UserError(f"--out {folder} holds another run's result ({'; '.join(others[:3])}"
-                            f"{'; …' if len(others) > 3 else ''}): give another folder, or --again to run anew there")
-        return result, folder, True
-    stop = Stop()
-    reporter = None if quiet else RunProgress(f"{config.settings.method} on {config.settings.benchmark}")
-
-    def draw(learner: Learner, result: dict[str, Any]) -> None:
-        if figures:
-            _draw(learner, result, folder)
-
-    try:
-        with stop:
-            if reporter:
-                with reporter:
-                    result = run(config, folder, reporter=reporter, checkpoint_seconds=every, restart=restart or again,
-                                 stop=stop.asked, finished=draw)
-            else:
-                result = run(config, folder, checkpoint_seconds=every, restart=restart or again, stop=stop.asked,
-                             finished=draw)
-    except Interrupted:
-        print(f"protocore: stopped; the checkpoint is in {folder}, and the same command goes on from there",
-              file=sys.stderr)
-        raise SystemExit(130) from None
-    return result, folder, False
-
-
-def _draw(learner: Learner, result: dict[str, Any], folder: Path) -> None:
-    from protocore.bench import figures
-
-    figures.accuracy_curves([result], folder / "accuracy.png")
-    figures.matrix_heatmap(result, folder / "matrix.png")
-    if "steps" in (records := learner.method.records()):
-        figures.condensation_figure({k: v.numpy() for k, v in records.items()}, folder / "condensation.png",
-                                    learner.classes_)
-    for store in learner.method.stores():
-        if len(store):
-            name = store.name.replace(" ", "-")
-            figures.exemplar_grid(store.images.numpy(), store.labels.numpy(), learner.classes_, folder / f"{name}.png",
-                                  title=f"{store.name} of {result['settings']['method']}")
-
-
-def demo(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from protocore.bench import figures
-    from protocore.bench.tables import summary_table
-    from protocore.runs.job import configure
-
-    runs = Path(arguments.runs)
-    results, folders = [], []
-    for flags in ({"method": "finetune"}, {"method": "er"}, {"method": "protocore"}):
-        config = configure({**flags, "benchmark": "digits"})
-        result, folder, _ = execute(config, runs, again=True)
-        results.append(result)
-        folders.append(folder)
-    console = Console()
-    console.print(summary_table(results))
-    figures.accuracy_curves(results, runs / "demo-accuracy.png")
-    figures.bytes_figure(results, runs / "demo-bytes.png")
-    console.print("Pictures:")
-    for picture in [*sorted(runs.glob("demo-*.png")), *(p for f in folders for p in sorted(f.glob("*.png")))]:
-        console.print(f"  {picture}", soft_wrap=True)
+    console.print(summary_table(results, mean=seeds is not None, width=console.width))
+    if seeds is None:
+        console.print(ledger_table(results[0]))
+    for run in done:
+        if run.stored or arguments.quiet:  # else they have been said while it ran
+            tell_notes(console, run.result)
+        if run.stored and seeds is None:
+            console.print("This result was stored already; --again runs it anew.")
+        name_files(console, run.folder, pictures=seeds is None)
     return 0
