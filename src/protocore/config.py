@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import math
 import operator
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from pathlib import Path
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from pathlib import Path, PurePath
+from typing import Any
 
-from protocore.errors import UserError
+from protocore.errors import DataError, UserError, shown
 
-T = TypeVar("T")
+MOST_CONFIG = 64 << 10  # bytes of a file of settings: all that there are, many times over
+MOST_SCALARS = 2000  # words and numbers in one
+MOST = 10**9  # of any number that has no limit of its own
 
 
 def option(default: Any, help: str, *, group: str = "method", choices: Iterable[str] = (), least: float | None = None,
@@ -36,12 +37,21 @@ class Options:
     def __post_init__(self) -> None:
         for known in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value, limits = getattr(self, known.name), known.metadata.get("limits", {})
-            if value is not None and not all(_HOLDS[words](value, limit) for words, limit in limits.items()):
-                said = " and ".join(f"{words} {limit}" for words, limit in limits.items())
-                raise UserError(f"{flag(known.name)} {value} must be {said}")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not {"at most", "less than"} & limits.keys():
+                limits = {**limits, "at most": MOST}
+            if not {"at least", "more than"} & limits.keys():
+                limits = {"at least": -MOST, **limits}
+            if not all(_HOLDS[words](value, limit) for words, limit in limits.items()):
+                said = " and ".join(f"{words} {limit:,}" for words, limit in limits.items())
+                raise UserError(f"{flag(known.name)} {shown(value)} must be {said}")
 
 
 _HOLDS = {"at least": operator.ge, "more than": operator.gt, "at most": operator.le, "less than": operator.lt}
+
+
+MOST_BYTES = 10**18  # of a budget: numbers of 64 bits hold it
 
 
 def parse_bytes(text: str | int) -> int:
@@ -49,14 +59,17 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
     else:
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?\s*", str(text), re.IGNORECASE)
+        from decimal import Decimal
+
+        match = re.fullmatch(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?\s*", str(text),
+                             re.IGNORECASE)
         if not match:
-            raise UserError(f"--budget {text!r} is not a size; write for example 4096, 64KB, 1.5MB or 2MiB")
+            raise UserError(f"--budget {shown(text)} is not a size; write for example 4096, 64KB, 1.5MB or 2MiB")
         unit = (match[2] or "B").lower()
         scale = 1024 if "i" in unit else 1000
         size = int(Decimal(match[1]) * scale ** "bkmg".index(unit[0]))  # 1.005KB is 1005 bytes, not 1004
-    if size <= 0:
-        raise UserError(f"--budget {text!r} must be more than 0 bytes")
+    if not 0 < size <= MOST_BYTES:
+        raise UserError(f"--budget {shown(text)} must be more than 0 and at most {MOST_BYTES:,} bytes")
     return size
 
 
@@ -93,11 +106,13 @@ class Settings(Options):
         "natural", "order of the classes: natural, 1993 (numpy's legacy seed, as PyCIL), or any other number",
         group="data",
     )
-    classes_per_task: int | None = option(None, "classes that each task brings", group="data", least=1)
-    tasks: int | None = option(None, "learn only the first N tasks", group="data", least=1)
+    classes_per_task: int | None = option(None, "classes that each task brings", group="data", least=1,
+                                          most=10**6)
+    tasks: int | None = option(None, "learn only the first N tasks", group="data", least=1, most=10**6)
     images_per_class: int | None = option(None, "use only the first N training images of a class", group="data",
                                           least=1)
-    image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data", least=4)
+    image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data", least=4,
+                                    most=4096)
     strict: bool = option(False, "folder: what cannot be used (a damaged picture, an empty folder) is an error; else "
                           "it is named and left out", group="data")
     augment: str = option(
@@ -110,9 +125,10 @@ class Settings(Options):
     blurry: int = option(0, "percent of each class's samples that come with the tasks of other classes",
                          group="data", least=0)
 
-    spc: int | None = option(None, "exemplars kept per class", group="memory", least=1)
+    spc: int | None = option(None, "exemplars kept per class", group="memory", least=1, most=10**6)
     capacity: int | None = option(None, "exemplars kept in all", group="memory", least=1)
-    budget: int | None = option(None, "bytes for everything that is kept, e.g. 256KB", group="memory")
+    budget: int | None = option(None, "bytes for everything that is kept, e.g. 256KB", group="memory", least=1,
+                                most=MOST_BYTES)
     codec: str = option("pixels", "how exemplars are stored; see `protocore list codecs`", group="memory")
     replay_space: str = option(
         "auto", "closes the gap between decoded exemplars and raw current images: mix passes half of each current "
@@ -122,7 +138,7 @@ class Settings(Options):
 
     backbone: str = option("convnet", "feature extractor; see `protocore list backbones`", group="network")
     width: int | None = option(None, "filters of the first stage (each backbone has its own default)",
-                               group="network", least=1)
+                               group="network", least=1, most=8192)
     norm: str | None = option(None, "normalisation layers", group="network", choices=("batch", "group"))
     head: str = option("linear", "classifier", group="network", choices=("linear", "cosine"))
     full_head: bool = option(False, "outputs for all classes of the benchmark from the start (else, and where nobody "
@@ -140,8 +156,8 @@ class Settings(Options):
     steps: int | None = option(None, "training steps a task, instead of --epochs", group="training", least=1)
     least_steps: int = option(0, "steps that a task takes at least: small data is passed over more often than --epochs "
                               "(folder: 300, unless --epochs or --steps is given)", group="training", least=0)
-    batch: int = option(64, "current images in a batch", group="training", least=1)
-    replay_batch: int = option(64, "replayed images in a batch", group="training", least=0)
+    batch: int = option(64, "current images in a batch", group="training", least=1, most=2**20)
+    replay_batch: int = option(64, "replayed images in a batch", group="training", least=0, most=2**20)
     label_smoothing: float = option(0.0, "label smoothing of plain cross entropies", group="training", least=0, most=1)
     cflat: bool = option(False, "C-Flat: every step seeks a flat minimum (four forward and backward passes)",
                          group="training")
@@ -156,7 +172,7 @@ class Settings(Options):
     memory_format: str = option("auto", "layout of image tensors", group="machine",
                                 choices=("auto", "contiguous", "channels_last"))
     threads: int | None = option(None, "processor threads (default: OMP_NUM_THREADS, else every core)",
-                                 group="machine", least=1)
+                                 group="machine", least=1, most=1024)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,13 +186,19 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_hints = functools.cache(typing.get_type_hints)  # --help asks for every field
+
+
 def kind_of(cls: type, name: str) -> tuple[type, bool]:
     """The plain type of a field and whether None is allowed."""
-    hint = typing.get_type_hints(cls)[name]
+    hint = _hints(cls)[name]
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [m for m in typing.get_args(hint) if m is not type(None)]
         return members[0], True
     return hint, False
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
 def convert(cls: type, name: str, value: Any) -> Any:
@@ -187,27 +209,49 @@ def convert(cls: type, name: str, value: Any) -> Any:
         if optional:
             return None
         raise UserError(f"{flag(name)} needs a value")
+    if not isinstance(value, str | Real | PurePath) or (isinstance(value, bool) and kind is not bool):
+        # What a file may hold where one word or number belongs: a list, a table, a date.
+        raise UserError(f"{flag(name)} {shown(value)} is not {_KINDS[kind]}")
     if name == "budget":
-        return parse_bytes(value)
+        return parse_bytes(int(value) if isinstance(value, Integral) else str(value))
     if kind is bool:
         if isinstance(value, bool):
             return value
         for words, meant in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
             if str(value).lower() in words:
                 return meant
-        raise UserError(f"{flag(name)} {value!r} is neither true nor false")
-    words = {int: "a whole number", float: "a number", str: "a word"}
+        raise UserError(f"{flag(name)} {shown(value)} is neither true nor false")
     try:
-        if isinstance(value, bool | list | dict):  # what a file may hold where one word or number belongs
-            raise ValueError
         result = kind(str(value)) if kind is int else kind(value)  # int(2.5) would be 2
         if kind is float and not math.isfinite(result):
             raise ValueError
-    except (TypeError, ValueError):
-        raise UserError(f"{flag(name)} {value!r} is not {words[kind]}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{flag(name)} {shown(value)} is not {_KINDS[kind]}") from None
     if choices and result not in choices:
-        raise UserError(f"{flag(name)} {value!r}: choose one of {', '.join(choices)}")
+        raise UserError(f"{flag(name)} {shown(value)}: choose one of {', '.join(choices)}")
     return result
+
+
+class Source(str):
+    """Where a value came from, in words; `kind` says it for programs.
+
+    Kinds: default, method, benchmark, budget (what goes with --budget), preset, online, file, like, flag.
+    """
+
+    kind: str
+
+    def __new__(cls, kind: str, words: str | None = None) -> Source:
+        source = super().__new__(cls, kind if words is None else words)
+        source.kind = kind
+        return source
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the user said it, now or in the file or run that this one is like."""
+        return self.kind in ("flag", "like", "file")
+
+
+DEFAULT = Source("default")
 
 
 @dataclass(frozen=True)
@@ -216,7 +260,7 @@ class Resolved:
 
     settings: Settings
     options: Any
-    sources: dict[str, str]
+    sources: dict[str, Source]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -229,25 +273,27 @@ class Resolved:
 SIZES = ("spc", "capacity", "budget")
 
 
-def resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], options_cls: type) -> Resolved:
+def resolve(layers: Iterable[tuple[Source, Mapping[str, Any]]], options_cls: type) -> Resolved:
     """Later layers win. Each layer is its source's name and a flat mapping of settings and options."""
     known = {f.name: Settings for f in dataclasses.fields(Settings)}
     known.update({f.name: options_cls for f in dataclasses.fields(options_cls)})
     values: dict[str, Any] = {}
-    sources: dict[str, str] = dict.fromkeys(known, "default")
+    sources: dict[str, Source] = dict.fromkeys(known, DEFAULT)
     for source, layer in layers:
         given = {key.replace("-", "_"): value for key, value in layer.items()}
         for key in given:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {flag(near[0])}?" if near else ""
-                raise UserError(f"unknown setting {flag(key)} (from {source}){hint}")
+                from protocore.registry import near
+
+                meant = near(key, known)
+                raise UserError(f"unknown setting {shown(flag(key))[1:-1]} (from {source})"
+                                f"{f'; did you mean {flag(meant)}?' if meant else ''}")
         given = {key: convert(known[key], key, value) for key, value in given.items()}
         # One way of saying how much is kept replaces another that an earlier layer chose.
         if any(given.get(name) is not None for name in SIZES):
             for name in SIZES:
                 values.pop(name, None)
-                sources[name] = "default"
+                sources[name] = DEFAULT
         values |= given
         sources |= dict.fromkeys(given, source)
     settings = Settings(**{k: v for k, v in values.items() if known[k] is Settings})
@@ -257,19 +303,44 @@ def resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], options_cls: type) 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """A flat YAML or TOML file of settings."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: cannot be read ({error})") from None
-    try:
-        if path.suffix.lower() == ".toml":
-            table = tomllib.loads(text)
-        else:
-            import yaml
+    from protocore.files import read_bytes  # it brings torch, which --help should not wait for
 
-            table = yaml.safe_load(text) or {}
+    try:
+        text = read_bytes(path, MOST_CONFIG).decode("utf-8-sig")
+    except DataError as error:
+        raise UserError(f"--config {error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path}: cannot be read ({error}); save it as UTF-8") from None
+    try:
+        table = _toml(text) if path.suffix.lower() == ".toml" else _yaml(text)
+    except UserError as error:
+        raise UserError(f"--config {path}: {error}") from None
     except Exception as error:  # each parser has its own error classes; all mean the same to the user
-        raise UserError(f"--config {path}: not valid {path.suffix or 'YAML'} ({error})") from None
+        raise UserError(f"--config {path}: not valid {path.suffix or 'YAML'} ({shown(str(error), 300)})") from None
     if not isinstance(table, dict):
         raise UserError(f"--config {path}: expected `setting: value` lines, met a {type(table).__name__}")
-    return {str(key): value for key, value in table.items()}
+    for key in table:
+        if not isinstance(key, str):
+            raise UserError(f"--config {path}: {shown(key)} is no name of a setting; write `setting: value` lines")
+    return table
+
+
+def _toml(text: str) -> Any:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def _yaml(text: str) -> Any:
+    """YAML without what settings need not have: references, which grow without end, and tables in tables."""
+    import yaml
+
+    depth = scalars = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise UserError("has an anchor or alias (& or *); write the value out, or put it in quotes")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        scalars += isinstance(event, yaml.ScalarEvent)
+        if depth > 2 or scalars > MOST_SCALARS:
+            raise UserError("is nested or very long; write `setting: value` lines")
+    return yaml.safe_load(text) or {}
