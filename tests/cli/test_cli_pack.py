@@ -33,10 +33,10 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(path: Path, codec: str | Codec = "pixels", groups: tuple[str, ...] = ("exemplars",), method: str = "er",
           prototypes: int | None = None, shape: tuple[int, int, int] = SHAPE) -> Pack:
     """A pack of three exemplars a group, and prototypes of a seed."""
-    decoder = codec_named(codec, shape) if isinstance(codec, str) else codec
+    made = codec_named(codec, shape) if isinstance(codec, str) else codec
     tensors = {}
     for group in groups:
-        store = ExemplarStore(decoder, group)
+        store = ExemplarStore(made, group)
         generator = torch.Generator().manual_seed(len(group))
         images = torch.randint(0, 256, (3, *shape), dtype=torch.uint8, generator=generator)
         store.add(images, torch.tensor([0, 0, 1]))
@@ -45,7 +45,7 @@ def small(path: Path, codec: str | Codec = "pixels", groups: tuple[str, ...] = (
         means = PrototypeStore(4)
         means.set([0, 1], torch.randn(2, 4, generator=torch.Generator().manual_seed(prototypes)))
         tensors |= means.tensors()
-    return write_pack(path, tensors, class_names=NAMES, decoder=decoder, method=method)
+    return write_pack(path, tensors, class_names=NAMES, codec=made, method=method)
 
 
 def relabelled(path: Path, **changes: object) -> Path:
@@ -56,7 +56,7 @@ def relabelled(path: Path, **changes: object) -> Path:
     return path
 
 
-def own_decoder(path: Path, stages: int) -> Path:
+def own_codec(path: Path, stages: int) -> Path:
     torch.manual_seed(0)
     save(VQGAN(VQGANConfig(channels=1, factor=4, codes=16, stages=stages, code_dim=6, code_rank=6, width=8,
                            encoder_width=8, blocks=1)), path)
@@ -126,9 +126,9 @@ def test_a_pack_does_not_choose_what_is_opened(name: str, verb: str, tmp_path: P
     pack = tmp_path / "memory.pack"
     small(pack)
     more = ["--pictures", str(tmp_path / "grid.png")] if verb == "inspect" else []
-    assert main(["pack", verb, str(relabelled(pack, decoder=name)), *more]) == (1 if verb == "verify" else 2)
+    assert main(["pack", verb, str(relabelled(pack, codec=name)), *more]) == (1 if verb == "verify" else 2)
     told = capsys.readouterr()
-    assert "with a decoder's name" in (told.out if verb == "verify" else told.err)
+    assert "with a codec's name" in (told.out if verb == "verify" else told.err)
 
 
 @pytest.mark.parametrize(("name", "words"), [
@@ -139,7 +139,7 @@ def test_a_codec_that_cannot_be_found_is_told_with_the_way_out(name: str, words:
                                                                capsys: Captured) -> None:
     pack = tmp_path / "memory.pack"
     small(pack, "webp", groups=("coded exemplars",))
-    relabelled(pack, decoder=name, digest="0" * 64)
+    relabelled(pack, codec=name, digest="0" * 64)
     assert main(["pack", "verify", str(pack)]) == 1
     *good, bad = capsys.readouterr().out.splitlines()
     assert all(line.startswith("ok: ") for line in good)
@@ -150,10 +150,10 @@ def test_a_codec_that_cannot_be_found_is_told_with_the_way_out(name: str, words:
 
 
 def test_a_decoder_of_ones_own_is_given_by_its_file(tmp_path: Path, capsys: Captured) -> None:
-    pack, weights = tmp_path / "memory.pack", own_decoder(tmp_path / "mine.safetensors", 6)
-    for stages in (2, 6):  # the decoder that ships has no sixth stage
+    pack, weights = tmp_path / "memory.pack", own_codec(tmp_path / "mine.safetensors", 6)
+    for stages in (2, 6):  # the codec that ships has no sixth stage
         small(pack, f"vqgan:{weights}:{stages}")
-        assert read_pack(pack).info.groups["exemplars"].decoder == f"vqgan:{stages}"
+        assert read_pack(pack).info.groups["exemplars"].codec == f"vqgan:{stages}"
         assert main(["pack", "verify", str(pack)]) == 1
         assert f"--codec vqgan:FILE:{stages} " in capsys.readouterr().out
         assert main(["pack", "verify", str(pack), "--codec", f"vqgan:{weights}:3"]) == 1

@@ -20,7 +20,8 @@ from protocore.codecs.vqgan.measuring import count_codes
 from protocore.errors import DataError, UserError
 from protocore.memory.pack import read_pack
 from protocore.memory.store import ExemplarStore
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 
 def digits() -> torch.Tensor:
@@ -105,8 +106,8 @@ def test_frequencies_are_those_of_the_pictures_and_travel_with_the_weights(tmp_p
     model = load_model(shipped(1))
     pictures = digits().numpy()
     count_codes(model, [pictures], len(pictures))
-    decoder = VQGANCodec(model, (1, 8, 8))
-    codes = decoder.indices(decoder.encode(torch.from_numpy(pictures).float() / 255))
+    codec = VQGANCodec(model, (1, 8, 8))
+    codes = codec.indices(codec.encode(torch.from_numpy(pictures).float() / 255))
     for stage in range(4):
         counts = np.bincount(codes[:, stage].flatten().numpy(), minlength=512) + 0.5
         assert np.allclose(model.frequencies[stage].numpy(), counts / counts.mean(), rtol=1e-3)
@@ -141,5 +142,5 @@ def test_a_run_within_a_budget_ends_in_a_pack_that_verifies(method: str, tmp_pat
     result = run(configure(flags), tmp_path)
     assert (tmp_path / "memory.safetensors").stat().st_size == result["bytes_kept"] <= 2500
     pack = read_pack(tmp_path / "memory.pack")
-    assert {group.decoder for group in pack.info.groups.values()} == {"vqgan:4,entropy"}
+    assert {group.codec for group in pack.info.groups.values()} == {"vqgan:4,entropy"}
     assert main(["pack", "verify", str(tmp_path / "memory.pack")]) == 0

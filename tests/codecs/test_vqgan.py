@@ -35,9 +35,10 @@ from protocore.codecs.vqgan import (
     save,
     search,
     shipped,
-    training,
+    start,
 )
-from protocore.codecs.vqgan.measuring import evaluate, picture_of
+from protocore.codecs.vqgan.figure import reconstructions
+from protocore.codecs.vqgan.measuring import evaluate
 from protocore.codecs.vqgan.training import TrainingOptions, train_decoder
 from protocore.errors import DataError, UserError
 
@@ -152,7 +153,7 @@ def test_every_residual_stage_lowers_the_error() -> None:
     vectors = torch.randn(3000, 6, generator=generator)
     books, rest = [], vectors
     for _ in range(4):
-        books.append(training.kmeans(rest, 32, generator))
+        books.append(start.kmeans(rest, 32, generator))
         rest = rest - books[-1][search(rest, books[-1][None])[:, 0]]
     stack = torch.stack(books)
     errors = [
@@ -163,24 +164,24 @@ def test_every_residual_stage_lowers_the_error() -> None:
 
 
 def test_gradient_passes_straight_through(tiny: VQGAN) -> None:
-    decoder = VQGANCodec(tiny, (3, 16, 16))
-    z = torch.randn(2, *decoder.latent_shape, requires_grad=True)
+    codec = VQGANCodec(tiny, (3, 16, 16))
+    z = torch.randn(2, *codec.latent_shape, requires_grad=True)
     weight = torch.randn_like(z)
-    (decoder.quantise(z) * weight).sum().backward()
+    (codec.quantise(z) * weight).sum().backward()
     assert z.grad is not None
     assert torch.equal(z.grad, weight)
-    assert not torch.equal(decoder.quantise(z), z)
+    assert not torch.equal(codec.quantise(z), z)
 
 
 def test_a_draft_is_storable_and_lies_between_greedy_and_the_long_search() -> None:
-    decoder = load(shipped(3), (3, 32, 32), 4)
-    z = decoder.encode(torch.from_numpy(crops(32)[:16]).float() / 255).requires_grad_(True)
-    draft = decoder.draft(z)
-    found = (decoder.quantise(z), draft, decoder.model.quantiser(z, 4, beam=1)[0])
+    codec = load(shipped(3), (3, 32, 32), 4)
+    z = codec.encode(torch.from_numpy(crops(32)[:16]).float() / 255).requires_grad_(True)
+    draft = codec.draft(z)
+    found = (codec.quantise(z), draft, codec.model.quantiser(z, 4, beam=1)[0])
     long, quick, greedy = (float((codes - z).detach().square().mean()) for codes in found)
     assert long < quick < greedy
     assert quick < 1.2 * long
-    again = decoder.from_bytes(decoder.to_bytes(draft.detach()))
+    again = codec.from_bytes(codec.to_bytes(draft.detach()))
     assert float((again - draft).abs().amax(1).lt(1e-4).float().mean()) > 0.95
     (gradient,) = torch.autograd.grad(draft.sum(), z)
     assert torch.equal(gradient, torch.ones_like(z))
@@ -240,31 +241,31 @@ def test_dead_codes_come_back_to_life() -> None:
 
 def test_bytes_round_trip_and_length(tiny: VQGAN) -> None:
     for stages in (1, 2):
-        decoder = VQGANCodec(tiny, (3, 20, 14), stages)
+        codec = VQGANCodec(tiny, (3, 20, 14), stages)
         images = torch.rand(5, 3, 20, 14)
-        z = decoder.encode(images)
-        assert tuple(z.shape[1:]) == decoder.latent_shape == (6, 5, 4)
-        stored = decoder.to_bytes(z)
-        assert {len(row) for row in stored} == {decoder.exemplar_bytes} == {packed_bytes(stages * 20, 16)}
-        back = decoder.from_bytes(stored)
-        torch.testing.assert_close(back, decoder.quantise(z), atol=1e-6, rtol=0)
+        z = codec.encode(images)
+        assert tuple(z.shape[1:]) == codec.latent_shape == (6, 5, 4)
+        stored = codec.to_bytes(z)
+        assert {len(row) for row in stored} == {codec.exemplar_bytes} == {packed_bytes(stages * 20, 16)}
+        back = codec.from_bytes(stored)
+        torch.testing.assert_close(back, codec.quantise(z), atol=1e-6, rtol=0)
         first = unpack(stored, stages * 20, 16)[0].reshape(stages, 5, 4)
         code = sum(tiny.quantiser.codebooks(2)[s, first[s, 2, 3]] for s in range(stages))
         torch.testing.assert_close(back[0, :, 2, 3], code)
         with pytest.raises(DataError):
-            decoder.from_bytes([stored[0][:-1]])
+            codec.from_bytes([stored[0][:-1]])
     assert VQGANCodec(tiny, (3, 20, 14)).from_bytes([]).shape == (0, 6, 5, 4)
 
 
 def test_refining_brings_every_picture_closer_or_leaves_it(tiny: VQGAN) -> None:
     images = torch.from_numpy(structured(24, 7)).float() / 255
-    training.initialise(tiny, [images], torch.Generator().manual_seed(0))
+    start.initialise(tiny, [images], torch.Generator().manual_seed(0))
     errors = []
     for sweeps in (0, 1, 3):
-        decoder = VQGANCodec(tiny, (3, 16, 16), sweeps=sweeps)
-        stored = decoder.to_bytes(decoder.encode(images))
-        assert {len(row) for row in stored} == {decoder.exemplar_bytes}
-        decoded = decoder.decode(decoder.from_bytes(stored))
+        codec = VQGANCodec(tiny, (3, 16, 16), sweeps=sweeps)
+        stored = codec.to_bytes(codec.encode(images))
+        assert {len(row) for row in stored} == {codec.exemplar_bytes}
+        decoded = codec.decode(codec.from_bytes(stored))
         errors.append((decoded - images).square().flatten(1).sum(1))
     assert bool((errors[1] <= errors[0] * 1.0001).all())
     assert bool((errors[2] <= errors[0] * 1.0001).all())
@@ -275,9 +276,9 @@ def test_refining_brings_every_picture_closer_or_leaves_it(tiny: VQGAN) -> None:
 
 @pytest.mark.parametrize("side", [(32, 32), (64, 64), (224, 224), (28, 28), (33, 47), (5, 3), (1, 1)])
 def test_same_weights_serve_every_size(tiny: VQGAN, side: tuple[int, int]) -> None:
-    decoder = VQGANCodec(tiny, (3, *side))
+    codec = VQGANCodec(tiny, (3, *side))
     images = torch.rand(1, 3, *side)
-    decoded = decoder.decode(decoder.from_bytes(decoder.to_bytes(decoder.encode(images))))
+    decoded = codec.decode(codec.from_bytes(codec.to_bytes(codec.encode(images))))
     assert decoded.shape == images.shape
     assert 0 <= float(decoded.min()) <= float(decoded.max()) <= 1
 
@@ -291,27 +292,27 @@ def test_padding_mirrors_like_numpy() -> None:
 
 
 def test_the_network_is_frozen_but_z_is_not(tiny: VQGAN) -> None:
-    decoder = VQGANCodec(tiny, (3, 16, 16))
+    codec = VQGANCodec(tiny, (3, 16, 16))
     assert not any(p.requires_grad for p in tiny.parameters())
     assert not tiny.training
-    z = decoder.encode(torch.rand(1, 3, 16, 16)).requires_grad_()
-    decoder.decode(z).sum().backward()
+    z = codec.encode(torch.rand(1, 3, 16, 16)).requires_grad_()
+    codec.decode(z).sum().backward()
     assert z.grad is not None
     assert float(z.grad.abs().sum()) > 0
 
 
 def test_shared_bytes_count_decoder_and_codebooks_in_use(tiny: VQGAN) -> None:
     parts = {k: 2 * sum(p.numel() for p in getattr(tiny, k).parameters()) for k in ("encoder", "decoder")}
-    decoder = VQGANCodec(tiny, (3, 16, 16), stages=1)
-    assert decoder.shared_bytes == parts["decoder"] + 2 * (16 * 4 + 6 * 4)
-    assert decoder.encoder_bytes == parts["encoder"]
-    assert decoder.with_shape((3, 16, 16), 2).shared_bytes == parts["decoder"] + 4 * (16 * 4 + 6 * 4)
+    codec = VQGANCodec(tiny, (3, 16, 16), stages=1)
+    assert codec.shared_bytes == parts["decoder"] + 2 * (16 * 4 + 6 * 4)
+    assert codec.encoder_bytes == parts["encoder"]
+    assert VQGANCodec(tiny, (3, 16, 16), 2).shared_bytes == parts["decoder"] + 4 * (16 * 4 + 6 * 4)
 
 
 def test_digest_follows_weights_shape_and_stages(tiny: VQGAN) -> None:
     base = VQGANCodec(tiny, (3, 16, 16))
-    digests = {base.digest, base.with_shape((3, 16, 17)).digest, base.with_shape((3, 16, 16), 1).digest}
-    assert base.with_shape((3, 16, 16)).digest == base.digest
+    digests = {base.digest, VQGANCodec(tiny, (3, 16, 17)).digest, VQGANCodec(tiny, (3, 16, 16), 1).digest}
+    assert VQGANCodec(tiny, (3, 16, 16), 2).digest == base.digest
     tiny.decoder.linear.weight.view(-1)[0] += 1
     digests.add(VQGANCodec(tiny, (3, 16, 16)).digest)
     assert len(digests) == 4
@@ -502,35 +503,45 @@ def test_a_place_that_cannot_be_written_is_told_before_training(tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.safetensors", "new", "taken.png"]
 
 
-@pytest.mark.parametrize(("channels", "height", "width", "scale", "count"), [
-    (1, 8, 8, 8, 16), (3, 32, 32, 2, 16), (1, 28, 28, 3, 14),
-    (3, 20, 70, 1, 16), (3, 100, 200, 1, 6), (3, 20, 400, 1, 4),
+@pytest.mark.parametrize(("channels", "height", "width", "tile", "count"), [
+    (1, 8, 8, (96, 96), 10), (3, 32, 32, (96, 96), 10), (1, 28, 28, (112, 112), 9),
+    (3, 100, 200, (200, 100), 5), (3, 20, 400, (256, 13), 4), (3, 300, 300, (256, 256), 4),
 ])  # fmt: skip
-def test_reconstructions_can_be_seen(channels: int, height: int, width: int, scale: int, count: int) -> None:
-    """Enlarged pictures with gaps between, each row with words at its left."""
-    model = VQGAN(VQGANConfig(channels=channels, factor=4, codes=16, stages=1, width=8, encoder_width=8))
+def test_reconstructions_can_be_seen(channels: int, height: int, width: int, tile: tuple[int, int], count: int) -> None:
+    """Tiles of a readable size on white, originals above what comes back, words at the left, numbers below."""
+    torch.manual_seed(0)
+    model = VQGAN(VQGANConfig(channels=channels, factor=4, codes=16, stages=2, width=8, encoder_width=8))
     pictures = np.random.default_rng(0).integers(0, 200, (17, channels, height, width), np.uint8)  # nowhere white
-    image = picture_of(model, pictures, 1)
-    assert image.mode == ("L" if channels == 1 else "RGB")
-    page = np.asarray(image).reshape(image.height, image.width, channels)
-    tall, wide = height * scale, width * scale
-    left, tops = image.width - count * (wide + 4), (4, 8 + tall)
-    assert image.height == 2 * (tall + 4) + 4
-    assert left > 50
-    for i in range(count):
-        start = left + i * (wide + 4)
-        shown = page[tops[0] : tops[0] + tall, start : start + wide].transpose(2, 0, 1)
-        assert np.array_equal(shown, pictures[i].repeat(scale, 1).repeat(scale, 2))
-        assert (page[:, start + wide : start + wide + 4] == 255).all()
-    assert (page[tops[0] + tall : tops[1], left:] == 255).all()
-    images = torch.from_numpy(pictures[:1]).float() / 255
-    decoder = VQGANCodec(model, (channels, height, width), 1)
-    decoded = (decoder.decode(decoder.quantise(decoder.encode(images))) * 255).round().byte()[0].numpy()
-    below = page[tops[1] : tops[1] + tall, left : left + wide].transpose(2, 0, 1)
-    assert np.abs(below[:, ::scale, ::scale].astype(int) - decoded).max() <= 1
-    for top in tops:
-        words = page[max(0, top + tall // 2 - 8) : top + tall // 2 + 8, :left]
-        assert 20 < (words < 128).sum() < words.size / 4
+    points = [evaluate(model, pictures, stages) for stages in (1, 2)]
+    image = reconstructions(model, pictures, points)
+    page = np.asarray(image)
+    high = max(tile[1], 44)
+    assert image.mode == "RGB"
+    assert image.height == 48 + 3 * high + 2 * 35
+    left = image.width - 24 - count * (tile[0] + 10) + 10
+    assert 150 < left < 300
+    chosen = np.linspace(0, 16, count).round().astype(int)
+    shown = torch.from_numpy(pictures[chosen]).float() / 255
+    tops = [24, 24 + high + 10, 24 + 2 * high + 10 + 35]
+    for top, point in zip(tops, (None, *points), strict=True):
+        row = shown
+        if point is not None:
+            codec = VQGANCodec(model, (channels, height, width), point["stages"])
+            row = codec.decode(codec.quantise(codec.encode(shown)))
+        first = top + high // 2 - tile[1] // 2
+        for i, picture in enumerate((row * 255).round().byte().numpy()):
+            start = left + i * (tile[0] + 10)
+            found = page[first : first + tile[1], start : start + tile[0]]
+            if tile[0] >= width:  # enlarged: every pixel is a square
+                scale = tile[0] // width
+                expected = np.broadcast_to(picture, (3, height, width)).repeat(scale, 1).repeat(scale, 2)
+                assert np.abs(found.transpose(2, 0, 1).astype(int) - expected).max() <= 1
+            assert (found < 255).all()
+            assert (page[first : first + tile[1], start + tile[0] : start + tile[0] + 10] == 255).all()
+        words = page[top : top + high, :left]
+        assert 100 < (words.min(2) < 160).sum() < words[..., 0].size / 3
+        numbers = page[first + tile[1] + 1 : first + tile[1] + 30, left:]
+        assert (numbers.min(2) < 160).any() == (point is not None or tile[1] == 13)  # a flat tile is near the next
 
 
 def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
@@ -538,11 +549,11 @@ def test_evaluate_agrees_with_a_loop_over_pictures(tiny: VQGAN) -> None:
     told = evaluate(tiny, pictures, 2)
     assert tiny.training
     assert all(p.requires_grad for p in tiny.parameters())
-    decoder = VQGANCodec(tiny, (3, 16, 16))
+    codec = VQGANCodec(tiny, (3, 16, 16))
     values, errors = [], []
     for picture in pictures:
         image = torch.from_numpy(picture)[None].float() / 255
-        decoded = decoder.decode(decoder.quantise(decoder.encode(image)))
+        decoded = codec.decode(codec.quantise(codec.encode(image)))
         error = np.mean((np.round(decoded.numpy() * 255) / 255 - image.numpy()) ** 2)
         errors.append(error)
         values.append(10 * np.log10(1 / error))
@@ -557,7 +568,7 @@ def test_starting_point_is_the_best_linear_code() -> None:
     )
     images = torch.from_numpy(structured(300, 5, 8, 1)).float() / 255
     model = VQGAN(config)
-    training.initialise(model, [images], torch.Generator().manual_seed(0))
+    start.initialise(model, [images], torch.Generator().manual_seed(0))
     patches = images.reshape(300, 2, 4, 2, 4).transpose(2, 3).reshape(-1, 16).numpy()
     singular = np.linalg.svd(patches - patches.mean(0), compute_uv=False)
     with torch.no_grad():
@@ -608,11 +619,11 @@ def crops(side: int) -> np.ndarray:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_shipped_weights_are_small_and_say_how_they_were_made(channels: int) -> None:
     path = shipped(channels)
-    decoder = load(path)
+    codec = load(path)
     assert path.stat().st_size < 1_000_000
-    assert decoder.shared_bytes + decoder.encoder_bytes < path.stat().st_size
+    assert codec.shared_bytes + codec.encoder_bytes < path.stat().st_size
     made = json.loads(path.with_suffix(".json").read_text())
-    assert made["digest_of_weights"] == vqgan.weights_digest(decoder.model)
+    assert made["digest_of_weights"] == vqgan.weights_digest(codec.model)
     assert {"command", "seed", "data", "minutes", "steps", "measured"} <= made.keys()
 
 
@@ -644,23 +655,23 @@ FLOORS_COLOUR = {4: 28.5, 8: 31.0}
 
 @pytest.mark.parametrize(("stages", "size"), [(4, 72), (8, 144)])
 def test_shipped_colour_decoder_on_photographs(stages: int, size: int) -> None:
-    decoder = load(shipped(3), stages=stages)
-    assert decoder.exemplar_bytes == size
-    told = evaluate(decoder.model, crops(32), stages)
+    codec = load(shipped(3), stages=stages)
+    assert codec.exemplar_bytes == size
+    told = evaluate(codec.model, crops(32), stages)
     assert told["psnr"] > FLOORS_COLOUR[stages]
 
 
 def test_shipped_grey_decoder_on_digits() -> None:
-    decoder = load(shipped(1), (1, 8, 8))
+    codec = load(shipped(1), (1, 8, 8))
     digits = (load_digits(return_X_y=True)[0].reshape(-1, 1, 8, 8) * 255 / 16).round().astype(np.uint8)[-300:]
-    told = evaluate(decoder.model, digits, decoder.stages)
+    told = evaluate(codec.model, digits, codec.stages)
     assert told["psnr"] > 21
 
 
 def test_a_decoder_moves_to_a_device_with_all_its_weights():
     """`meta` stands for a device that holds no numbers: whatever stayed behind would raise."""
-    decoder = load(shipped(3)).to("meta")
-    assert decoder.device.type == "meta"
-    z = decoder.encode(torch.empty(2, 3, 32, 32, device="meta"))
-    assert z.device.type == decoder.quantise(z).device.type == decoder.draft(z).device.type == "meta"
-    assert decoder.decode(z).shape == (2, 3, 32, 32)
+    codec = load(shipped(3)).to("meta")
+    assert codec.device.type == "meta"
+    z = codec.encode(torch.empty(2, 3, 32, 32, device="meta"))
+    assert z.device.type == codec.quantise(z).device.type == codec.draft(z).device.type == "meta"
+    assert codec.decode(z).shape == (2, 3, 32, 32)

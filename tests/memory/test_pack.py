@@ -45,7 +45,7 @@ from protocore.memory.pack import (
 from protocore.memory.pack.format import classes_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 
 SHAPE = (1, 4, 4)
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
@@ -97,8 +97,8 @@ def pictures(n: int, seed: int = 0) -> torch.Tensor:
     return images
 
 
-def store_of(decoder: Codec, labels, name: str = "exemplars", seed: int = 0, **columns) -> ExemplarStore:
-    store = ExemplarStore(decoder, name)
+def store_of(codec: Codec, labels, name: str = "exemplars", seed: int = 0, **columns) -> ExemplarStore:
+    store = ExemplarStore(codec, name)
     store.add(pictures(len(labels), seed), torch.tensor(labels, dtype=torch.int64), **columns)
     return store
 
@@ -119,8 +119,8 @@ def condensed_with_real() -> dict[str, torch.Tensor]:
             | {"statistics/sigma": torch.tensor([0.3])})
 
 
-def put(path: Path, tensors, decoder: Codec | None = None, names=NAMES, method: str = "er") -> packs.Pack:
-    return write_pack(path, tensors, class_names=names, decoder=decoder or Pixels(SHAPE), method=method)
+def put(path: Path, tensors, codec: Codec | None = None, names=NAMES, method: str = "er") -> packs.Pack:
+    return write_pack(path, tensors, class_names=names, codec=codec or Pixels(SHAPE), method=method)
 
 
 def same(a: packs.Pack, b: packs.Pack) -> bool:
@@ -141,8 +141,8 @@ def path(tmp_path) -> Path:
 @pytest.fixture
 def make(tmp_path):
     """Packs of tensors, through a file."""
-    def made(tensors, decoder=None, names=NAMES, method="er"):
-        return put(tmp_path / "made.pack", tensors, decoder, names, method)
+    def made(tensors, codec=None, names=NAMES, method="er"):
+        return put(tmp_path / "made.pack", tensors, codec, names, method)
     return made
 
 
@@ -162,9 +162,9 @@ MEMORIES = {
 }
 
 
-def filled(kind, decoder: Codec, size: int) -> dict[str, torch.Tensor]:
+def filled(kind, codec: Codec, size: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    filler = kind(ExemplarStore(decoder), size)
+    filler = kind(ExemplarStore(codec), size)
     filler.offer(pictures(30), torch.arange(30) % 5)
     return filler.tensors()
 
@@ -172,7 +172,7 @@ def filled(kind, decoder: Codec, size: int) -> dict[str, torch.Tensor]:
 def learner(**flags) -> Learner:
     config = configure({"backbone": "mlp", "width": 8, "epochs": 1, "threads": 1, **flags})
     stream = open_stream(config.settings)
-    mine = Learner(config, stream.image_shape)
+    mine = Learner.of(config, stream.image_shape)
     for index in range(2):
         mine.learn(stream.open(index), class_names=stream.class_names)
     return mine
@@ -183,9 +183,9 @@ def learner(**flags) -> Learner:
 
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_what_is_read_is_what_was_written(kind, path):
-    decoder, build = MEMORIES[kind]
+    codec, build = MEMORIES[kind]
     tensors = build()
-    written = put(path, tensors, decoder)
+    written = put(path, tensors, codec)
     read = read_pack(path)
     assert same(read, written)
     assert same_tensors(read.tensors, tensors)
@@ -194,13 +194,13 @@ def test_what_is_read_is_what_was_written(kind, path):
     assert to_bytes(read) == path.read_bytes()
     with safe_open(path, framework="pt") as file:  # any reader of safetensors sees the same
         assert same_tensors({k: file.get_tensor(k) for k in file.keys()}, tensors)  # noqa: SIM118
-    assert all(finding.ok for finding in verify(path, decoder))
+    assert all(finding.ok for finding in verify(path, codec))
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_every_byte_of_the_file_is_in_the_ledger(kind, path):
-    decoder, build = MEMORIES[kind]
-    pack = put(path, build(), decoder)
+    codec, build = MEMORIES[kind]
+    pack = put(path, build(), codec)
     assert pack.info.ledger.total == path.stat().st_size
     listed = {e.name: e.bytes for e in pack.info.ledger.entries if not e.shared}
     assert {k: v for k, v in listed.items() if k != "file header"} == {k: t.nbytes for k, t in pack.tensors.items()}
@@ -235,8 +235,8 @@ def test_memories_of_runs(flags, tmp_path):
     """Of one seed the same file; from the file the same memory."""
     for name in ("a", "b"):
         mine = learner(**flags)
-        memory, decoder = mine.memory(), mine.tools.codec
-        write_pack(tmp_path / name, memory, class_names=mine.classes_, decoder=decoder, method=flags["method"])
+        memory, codec = mine.memory(), mine.tools.codec
+        write_pack(tmp_path / name, memory, class_names=mine.classes_, codec=codec, method=flags["method"])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     pack = read_pack(tmp_path / "a")
     assert same_tensors(pack.tensors, memory)
@@ -248,15 +248,15 @@ def test_memories_of_runs(flags, tmp_path):
     assert pack.info.groups.keys() == {store.name for store in mine.method.stores()}
     for store in mine.method.stores():
         assert pack.info.groups[store.name].origin == origins[store.name]
-        images, labels = exemplars(pack, decoder, store.name)
+        images, labels = exemplars(pack, codec, store.name)
         assert torch.equal(images, store.images)
         assert torch.equal(labels, store.labels)
 
 
-@pytest.mark.parametrize("decoder", [Pixels(SHAPE), Coarse(SHAPE), Squeezed(SHAPE)], ids=lambda d: d.name)
-def test_exemplars_are_what_replay_sees(decoder, make):
-    store = store_of(decoder, [i % 5 for i in range(300)])
-    images, labels = exemplars(make(store.tensors(), decoder), decoder, "exemplars")
+@pytest.mark.parametrize("codec", [Pixels(SHAPE), Coarse(SHAPE), Squeezed(SHAPE)], ids=lambda d: d.name)
+def test_exemplars_are_what_replay_sees(codec, make):
+    store = store_of(codec, [i % 5 for i in range(300)])
+    images, labels = exemplars(make(store.tensors(), codec), codec, "exemplars")
     assert images.dtype == torch.uint8
     assert torch.equal(images, store.images)
     assert torch.equal(labels, store.labels)
@@ -264,11 +264,11 @@ def test_exemplars_are_what_replay_sees(decoder, make):
 
 def test_a_pack_says_how_each_exemplar_was_made(make):
     origins = {}
-    for decoder in (Pixels(SHAPE), Coarse(SHAPE)):
+    for codec in (Pixels(SHAPE), Coarse(SHAPE)):
         for name in ("exemplars", "real exemplars", "coded exemplars", "synthetic exemplars"):
-            group = make(store_of(decoder, [0, 1], name).tensors(), decoder).info.groups[name]
-            assert (group.decoder, group.digest, group.bytes) == (decoder.name, decoder.digest, decoder.exemplar_bytes)
-            origins[decoder.name, name] = group.origin
+            group = make(store_of(codec, [0, 1], name).tensors(), codec).info.groups[name]
+            assert (group.codec, group.digest, group.bytes) == (codec.name, codec.digest, codec.exemplar_bytes)
+            origins[codec.name, name] = group.origin
     assert [origins["pixels", n] for n in ("exemplars", "real exemplars")] == ["real", "real"]
     assert [origins["coarse", n] for n in ("exemplars", "real exemplars")] == ["coded", "coded"]
     for name in ("pixels", "coarse"):
@@ -353,8 +353,8 @@ def sealed(header, said, body: bytes) -> bytes:
 
 
 def test_the_hash_and_the_ledger_are_what_the_tests_make_of_them(path):
-    for decoder, build in MEMORIES.values():
-        put(path, build(), decoder)
+    for codec, build in MEMORIES.values():
+        put(path, build(), codec)
         assert sealed(*split(path.read_bytes())) == path.read_bytes()
 
 
@@ -409,11 +409,10 @@ LIES = [
     (change("d|groups", []), "an object as 'groups'"),
     (drop("d|groups|coded exemplars"), "described"),
     (change("d|groups|more", {"decoder": "x", "digest": "0" * 64, "origin": "real", "bytes": 1}), "described"),
-    (change("d|groups|coded exemplars|origin", "synthetic"), "of origin coded, met 'synthetic'"),
-    (change("d|groups|real exemplars|origin", "synthetic"), "of origin real or coded, met 'synthetic'"),
-    (change("d|groups|real exemplars|origin", ["real"]), "of origin"),
-    (change("d|groups|real exemplars|decoder", 1), "a decoder's name"),
-    *((change("d|groups|real exemplars|decoder", name), "a decoder's name, at most a number and ',entropy'")
+    (change("d|groups|coded exemplars|origin", "drawn"), "of an origin among synthetic, coded, real, met 'drawn'"),
+    (change("d|groups|real exemplars|origin", ["real"]), "of an origin among"),
+    (change("d|groups|real exemplars|decoder", 1), "a codec's name"),
+    *((change("d|groups|real exemplars|decoder", name), "a codec's name, at most a number and ',entropy'")
       for name in ("", "vqgan:/etc/passwd", "vqgan:./x.safetensors:4", "diffusers:attacker/model", "taming:.",
                    "webp:²", "webp:١", "webp:", "webp:10,", "vqgan:4,sweeps=9", "../x", "[red]", "webp:" + "1" * 5000,
                    "x" * 65, "pixels\n")),
@@ -655,8 +654,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
                                              ("coded, of many sizes, with columns", 1300)])
 def test_no_mutation_is_believed(kind, count, tmp_path):
     """Each is read as exactly what was written, or refused with a DataError."""
-    decoder, build = MEMORIES[kind]
-    original = put(tmp_path / "memory.pack", build(), decoder)
+    codec, build = MEMORIES[kind]
+    original = put(tmp_path / "memory.pack", build(), codec)
     data, target = (tmp_path / "memory.pack").read_bytes(), tmp_path / "mutated.pack"
     rng, refused, taken, peak, start = random.Random(count), 0, 0, 0, time.process_time()
     with target.open("wb") as file:
@@ -721,7 +720,7 @@ def test_no_sealed_mutation_breaks_the_reader(path):
 # -- verifying -------------------------------------------------------------------------------------------------
 
 
-def test_verify_holds_the_decoder_against_the_pack(path):
+def test_verify_holds_the_codec_against_the_pack(path):
     put(path, store_of(Coarse(SHAPE), [0, 1]).tensors(), Coarse(SHAPE))
     assert all(f.ok for f in verify(path))
     assert "not decoded" in verify(path)[-1].text
@@ -733,7 +732,7 @@ def test_verify_holds_the_decoder_against_the_pack(path):
         assert f"met {wrong.spec} (" in last.text
 
 
-def test_verify_finds_the_decoder_once_the_pack_is_read(path):
+def test_verify_finds_the_codec_once_the_pack_is_read(path):
     put(path, store_of(Coarse(SHAPE), [0, 1]).tensors(), Coarse(SHAPE))
     met = []
 
@@ -804,7 +803,7 @@ def test_too_little_memory_is_told(path, monkeypatch):
 def test_exemplars_that_are_no_pixels_are_an_error_of_the_data(path):
     """A group may say that it was written by pixels and hold rows of another size."""
     pack = put(path, store_of(Coarse(SHAPE), [0, 1], "coded exemplars").tensors(), Coarse(SHAPE))
-    group = replace(pack.info.groups["coded exemplars"], decoder="pixels", digest=Pixels(SHAPE).digest)
+    group = replace(pack.info.groups["coded exemplars"], codec="pixels", digest=Pixels(SHAPE).digest)
     lying = packs.format.sealed(pack.tensors, replace(pack.info, groups={"coded exemplars": group}))
     with pytest.raises(DataError, match="coded exemplars do not decode"):
         exemplars(lying, Pixels(SHAPE), "coded exemplars")
@@ -837,7 +836,7 @@ def test_only_plain_digits_are_numbers(name):
 
 def test_a_file_names_no_other_file(monkeypatch):
     opened = []
-    monkeypatch.setattr("protocore.codecs.load", lambda *given: opened.append(given))
+    monkeypatch.setattr("protocore.codecs.table.load", lambda *given: opened.append(given))
     monkeypatch.setattr(Path, "glob", lambda *given: opened.append(given))
     for name in ("vqgan:/etc/passwd", "vqgan:pipe:4", "diffusers:attacker/model", "diffusers", "taming", "taming:4",
                  "webp:²", "gif", "webp:0", "webp:101"):
@@ -849,7 +848,7 @@ def test_a_file_names_no_other_file(monkeypatch):
         assert codec_told(name, (3, 32, 32)).spec == name
     with pytest.raises(DataError, match=r"--codec vqgan:FILE:12 \(vqgan:12 alone"):
         codec_told("vqgan:12", (3, 32, 32))
-    with pytest.raises(DataError, match=r"no decoder ships for 5 channels.*--codec vqgan:FILE "):
+    with pytest.raises(DataError, match=r"no weights ship for 5 channels.*--codec vqgan:FILE "):
         codec_told("vqgan", (5, 32, 32))
 
 
@@ -858,7 +857,7 @@ def test_a_file_names_no_other_file(monkeypatch):
     ("vqgan,entropy", "--codec vqgan:FILE,entropy ("), ("webp:30", "--codec webp:30"), ("pixels", "--codec pixels"),
     ("diffusers", "--codec diffusers:FOLDER-OR-HUB-ID"), ("taming", "--codec taming:FOLDER"), ("mine", "from Python"),
 ])
-def test_the_way_to_the_right_decoder(told, way):
+def test_the_way_to_the_right_codec(told, way):
     assert way in way_to(told)
 
 
@@ -875,14 +874,14 @@ def test_exemplars_of_no_group(make):
 # -- merging ---------------------------------------------------------------------------------------------------
 
 
-def by_class(pack: packs.Pack, decoder: Codec, group: str) -> dict[str, list[bytes]]:
+def by_class(pack: packs.Pack, codec: Codec, group: str) -> dict[str, list[bytes]]:
     made: dict[str, list[bytes]] = {}
     if group in pack.info.groups:
         tensors = pack.tensors
         flat = tensors[f"{group}/bytes"].numpy().tobytes()
         labels = tensors[f"{group}/labels"].tolist()
         sizes = tensors[f"{group}/lengths"].tolist() if f"{group}/lengths" in tensors else (
-            [decoder.exemplar_bytes] * len(labels))
+            [codec.exemplar_bytes] * len(labels))
         at = 0
         for label, size in zip(labels, sizes, strict=True):
             made.setdefault(pack.info.class_names[label], []).append(flat[at : at + size])
@@ -890,17 +889,17 @@ def by_class(pack: packs.Pack, decoder: Codec, group: str) -> dict[str, list[byt
     return made
 
 
-decoders = st.sampled_from([Pixels(SHAPE), Coarse(SHAPE), Squeezed(SHAPE)])
+any_codec = st.sampled_from([Pixels(SHAPE), Coarse(SHAPE), Squeezed(SHAPE)])
 some_labels = st.lists(st.integers(0, 4), max_size=9)
 
 
 @st.composite
-def memories(draw, decoder, groups=("exemplars", "coded exemplars"), seeds=3):
+def memories(draw, codec, groups=("exemplars", "coded exemplars"), seeds=3):
     tensors = {}
     for group in groups:
         labels = draw(some_labels)
         if labels:
-            store = ExemplarStore(decoder, group)
+            store = ExemplarStore(codec, group)
             filler = BalancedReservoir(store, 99)
             filler.offer(pictures(len(labels), draw(st.integers(0, seeds))), torch.tensor(labels))
             tensors |= filler.tensors() if group == "exemplars" else store.tensors()
@@ -909,17 +908,17 @@ def memories(draw, decoder, groups=("exemplars", "coded exemplars"), seeds=3):
 
 
 @quick
-@given(st.data(), decoders, st.permutations([*NAMES, "fox"]), st.permutations([*NAMES, "gnu"]))
-def test_merging_unites_classes_by_name(make, data, decoder, names_a, names_b):
-    a = make(data.draw(memories(decoder)), decoder, names_a)
-    b = make(data.draw(memories(decoder)), decoder, names_b)
+@given(st.data(), any_codec, st.permutations([*NAMES, "fox"]), st.permutations([*NAMES, "gnu"]))
+def test_merging_unites_classes_by_name(make, data, codec, names_a, names_b):
+    a = make(data.draw(memories(codec)), codec, names_a)
+    b = make(data.draw(memories(codec)), codec, names_b)
     merged = merge(a, b)
     assert merged.info.class_names[: len(names_a)] == tuple(names_a)
     assert set(merged.info.class_names) == {*names_a, *names_b}
     assert len(to_bytes(merged)) == merged.info.ledger.total
     mine, other = {}, {}
     for group in ("exemplars", "coded exemplars"):
-        x, y, z = (by_class(pack, decoder, group) for pack in (a, b, merged))
+        x, y, z = (by_class(pack, codec, group) for pack in (a, b, merged))
         expected = {name: x.get(name, []) + [e for e in y.get(name, []) if e not in x.get(name, [])]
                     for name in {**x, **y}}
         assert z == expected
@@ -942,9 +941,9 @@ def prototypes_by_class(pack: packs.Pack) -> dict[str, np.ndarray]:
 
 
 @quick
-@given(st.data(), decoders)
-def test_merging_with_itself_changes_nothing_but_counters(make, data, decoder):
-    pack = make(data.draw(memories(decoder)), decoder)
+@given(st.data(), any_codec)
+def test_merging_with_itself_changes_nothing_but_counters(make, data, codec):
+    pack = make(data.draw(memories(codec)), codec)
     again = merge(pack, pack)
     counters = {k for k in pack.tensors if k.endswith("/seen")}
     assert same_tensors({k: t for k, t in again.tensors.items() if k not in counters},
@@ -1017,7 +1016,7 @@ def test_packs_that_cannot_be_merged(make):
     one = make(store_of(Coarse(SHAPE), [0, 1]).tensors() | {"old network/w": torch.ones(2)}, Coarse(SHAPE))
     logits = store_of(Coarse(SHAPE), [0, 1], logits=torch.zeros(2, 5)).tensors()
     for other, message in (
-        (make(store_of(Pixels(SHAPE), [0]).tensors()), "different decoders .*coarse .*pixels"),
+        (make(store_of(Pixels(SHAPE), [0]).tensors()), "different codecs .*coarse .*pixels"),
         (make({}, Pixels((1, 8, 8))), "for images of"),
         (make(store_of(Coarse(SHAPE), [0]).tensors(), Coarse(SHAPE), ["ant", "ant"]), "'ant' 2 times"),
         (make({"old network/w": torch.zeros(2)}), "old network/w differs"),
@@ -1037,7 +1036,7 @@ def test_packs_that_cannot_be_merged(make):
 # -- pruning ---------------------------------------------------------------------------------------------------
 
 
-def slowly(tensors: dict[str, torch.Tensor], decoder: Codec, budget: int, path: Path) -> bytes | None:
+def slowly(tensors: dict[str, torch.Tensor], codec: Codec, budget: int, path: Path) -> bytes | None:
     """The rule: with all groups, or without the last ones where more exemplars fit that way."""
     ranks = ["synthetic exemplars", "coded exemplars", "exemplars", "real exemplars"]
     groups = sorted({k.removesuffix("/bytes") for k in tensors if k.endswith("/bytes")}, key=ranks.index)
@@ -1047,7 +1046,7 @@ def slowly(tensors: dict[str, torch.Tensor], decoder: Codec, budget: int, path: 
         left = groups[:first]
         if {label for g in left for label in tensors[f"{g}/labels"].tolist()} == classes:
             found = one_by_one({k: t for k, t in tensors.items() if k.split("/")[0] not in groups[first:]}, left,
-                               decoder, budget, path)
+                               codec, budget, path)
             if found is not None and held(read_pack(path)) > most:
                 best, most = found, held(read_pack(path))
     return best
@@ -1058,7 +1057,7 @@ def held(pack: packs.Pack) -> int:
     return sum(len(pack.tensors[f"{g}/labels"]) for g in pack.info.groups)
 
 
-def one_by_one(tensors: dict[str, torch.Tensor], groups: list[str], decoder: Codec, budget: int,
+def one_by_one(tensors: dict[str, torch.Tensor], groups: list[str], codec: Codec, budget: int,
                path: Path) -> bytes | None:
     """A file is written after each exemplar that goes. None where the last of a class would."""
     kept = {g: list(range(len(tensors[f"{g}/labels"]))) for g in groups}
@@ -1068,7 +1067,7 @@ def one_by_one(tensors: dict[str, torch.Tensor], groups: list[str], decoder: Cod
         for g in groups:
             if not kept[g]:
                 continue
-            old = ExemplarStore(decoder, g)
+            old = ExemplarStore(codec, g)
             old.load({k: t for k, t in tensors.items() if not k.endswith("/seen")})
             old.keep(torch.tensor(kept[g]))
             made |= old.tensors()
@@ -1076,7 +1075,7 @@ def one_by_one(tensors: dict[str, torch.Tensor], groups: list[str], decoder: Cod
                 seen = dict(zip(sorted(set(labels[g])), tensors[f"{g}/seen"].tolist(), strict=True))
                 left = sorted({labels[g][i] for i in kept[g]})
                 made[f"{g}/seen"] = torch.tensor([seen[c] for c in left], dtype=torch.int32)
-        put(path, made, decoder)
+        put(path, made, codec)
         if path.stat().st_size <= budget:
             return path.read_bytes()
         members = {c: [(within, order, g, i) for order, g in enumerate(groups)
@@ -1089,13 +1088,13 @@ def one_by_one(tensors: dict[str, torch.Tensor], groups: list[str], decoder: Cod
 
 
 @quick
-@given(st.data(), decoders)
-def test_pruning_drops_one_by_one_from_the_largest_class(make, tmp_path, data, decoder):
-    tensors = data.draw(memories(decoder))
-    pack = make(tensors, decoder)
+@given(st.data(), any_codec)
+def test_pruning_drops_one_by_one_from_the_largest_class(make, tmp_path, data, codec):
+    tensors = data.draw(memories(codec))
+    pack = make(tensors, codec)
     share = data.draw(st.floats(0.3, 1))
     budget = int(share * pack.info.ledger.total)
-    expected = slowly(tensors, decoder, budget, tmp_path / "slow.pack")
+    expected = slowly(tensors, codec, budget, tmp_path / "slow.pack")
     try:
         found = prune(pack, budget)
     except BudgetError:
@@ -1107,9 +1106,9 @@ def test_pruning_drops_one_by_one_from_the_largest_class(make, tmp_path, data, d
 
 
 @quick
-@given(st.data(), decoders)
-def test_a_pruned_pack_keeps_its_classes_and_all_else(make, path, data, decoder):
-    pack = make(data.draw(memories(decoder)), decoder)
+@given(st.data(), any_codec)
+def test_a_pruned_pack_keeps_its_classes_and_all_else(make, path, data, codec):
+    pack = make(data.draw(memories(codec)), codec)
     with pytest.raises(BudgetError, match="--budget 1 bytes cannot hold this pack") as error:
         prune(pack, 1)
     least = int(str(error.value).split("Give --budget ")[1].split()[0])
@@ -1123,7 +1122,7 @@ def test_a_pruned_pack_keeps_its_classes_and_all_else(make, path, data, decoder)
     for name in ("prototypes/features", "prototypes/labels"):
         if name in pack.tensors:
             assert torch.equal(smallest.tensors[name], pack.tensors[name])
-    assert all(f.ok for f in verify(path, decoder))
+    assert all(f.ok for f in verify(path, codec))
 
 
 def test_a_group_goes_as_a_whole_where_more_exemplars_fit_without_its_header(make):

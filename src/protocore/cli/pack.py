@@ -28,7 +28,7 @@ def add_pack(commands: Any) -> None:
     inspect.add_argument("file", type=Path)
     inspect.add_argument("--pictures", type=Path, metavar="PNG", help="draw the exemplars")
     inspect.add_argument("--json", action="store_true", help="for programs")
-    says = ("check structure, hash and decoder, and decode every exemplar; exits with 0 if all is well and with 1 if "
+    says = ("check structure, hash and codec, and decode every exemplar; exits with 0 if all is well and with 1 if "
             "something is BAD")
     verify = verbs.add_parser("verify", help=says, description=f"{says[0].upper()}{says[1:]}.")
     verify.add_argument("file", type=Path)
@@ -44,16 +44,16 @@ def add_pack(commands: Any) -> None:
         if command in (merge, prune):
             command.add_argument("--out", type=Path, required=True, help="the file to write")
         if command in (inspect, verify):
-            command.add_argument("--codec", help="the codec that made the exemplars, e.g. vqgan:FILE for a decoder of "
+            command.add_argument("--codec", help="the codec that made the exemplars, e.g. vqgan:FILE for weights of "
                                  "your own (else the one that the pack names)")
         command.set_defaults(do=do)
 
 
-def _decoder_of(pack: Pack, codec: str | None) -> Codec | None:
+def _codec_of(pack: Pack, codec: str | None) -> Codec | None:
     """The codec that the user names, else the one that the pack names. A pack has one: all its digests are the same."""
     from protocore.codecs import codec_named, codec_told
 
-    names = sorted({group.decoder for group in pack.info.groups.values()})
+    names = sorted({group.codec for group in pack.info.groups.values()})
     if not names:
         return None
     if not codec:
@@ -76,7 +76,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     else:
         _print_table(arguments.file, pack, lines)
     if picture:
-        codec = _decoder_of(pack, arguments.codec)
+        codec = _codec_of(pack, arguments.codec)
         if codec:
             _draw(pack, codec, picture)
     return 0
@@ -143,7 +143,7 @@ def _file(path: Path, flag: str) -> Path:
 def _verify(arguments: argparse.Namespace) -> int:
     from protocore.memory.pack import verify
 
-    findings = verify(arguments.file, partial(_decoder_of, codec=arguments.codec))
+    findings = verify(arguments.file, partial(_codec_of, codec=arguments.codec))
     for finding in findings:
         print(("ok: " if finding.ok else "BAD: ") + finding.text)
     return 0 if all(finding.ok for finding in findings) else 1

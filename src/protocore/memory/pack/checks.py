@@ -15,10 +15,10 @@ from torch import Tensor
 from protocore.codecs import is_told
 from protocore.errors import DataError
 from protocore.memory.ledger import Entry, Ledger
-from protocore.memory.pack.format import VERSION, Group, Info, by_prefix, groups_in, ints, origin_of
+from protocore.memory.pack.format import ORIGINS, VERSION, Group, Info, by_prefix, groups_in, ints
 
 MAX_SIDE = 2**16
-MAX_VALUES = 2**22  # of one picture, 1182 x 1182 in colour: a decoder may take 200 bytes of memory for each of them
+MAX_VALUES = 2**22  # of one picture, 1182 x 1182 in colour: a codec may take 200 bytes of memory for each of them
 _COUNTS = (torch.uint8, torch.uint16, torch.int32)  # labels, lengths and counters
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -106,16 +106,15 @@ def _read_group(name: str, entry: object, judge: Judge) -> Group:
     what = f"the exemplar group {short(name)}"
     if not isinstance(entry, dict) or entry.keys() != {"decoder", "digest", "origin", "bytes"}:
         judge.fail(f"{what} with decoder, digest, origin and bytes", short(entry))
-    may_be = [origin_of(name, lossless) for lossless in (True, False)]
     judge.need(isinstance(entry["decoder"], str) and is_told(entry["decoder"]),
-               f"{what} with a decoder's name, at most a number and ',entropy' behind it", value=entry["decoder"])
-    judge.need(_is_hash(entry["digest"]), f"{what} with a decoder digest of 64 hexadecimal digits",
+               f"{what} with a codec's name, at most a number and ',entropy' behind it", value=entry["decoder"])
+    judge.need(_is_hash(entry["digest"]), f"{what} with a codec's digest of 64 hexadecimal digits",
                value=entry["digest"])
-    judge.need(entry["origin"] in may_be, f"{what} of origin {' or '.join(dict.fromkeys(may_be))}",
+    judge.need(entry["origin"] in ORIGINS, f"{what} of an origin among {', '.join(ORIGINS)}",
                value=entry["origin"])
     judge.need(entry["bytes"] is None or (is_natural(entry["bytes"]) and entry["bytes"] > 0),
                f"{what} with bytes an exemplar or null", value=entry["bytes"])
-    return Group(**entry)
+    return Group(entry["decoder"], entry["digest"], entry["origin"], entry["bytes"])
 
 
 def check_tensors(tensors: Mapping[str, Tensor], info: Info, judge: Judge) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocore.codecs.base import ImageShape
 from protocore.errors import DataError
 from protocore.memory.ledger import HEADER, Entry, Ledger
+from protocore.pictures import ImageShape
 from protocore.version import __version__
 
 VERSION = 1
@@ -33,9 +33,12 @@ _NOTHING = Ledger(())
 
 @dataclass(frozen=True)
 class Group:
-    """How the exemplars of one store are kept; `bytes` is None where they differ in size."""
+    """How the exemplars of one store are kept; `bytes` is None where they differ in size.
 
-    decoder: str
+    `codec` is as --codec says it. The file calls it "decoder".
+    """
+
+    codec: str
     digest: str
     origin: str
     bytes: int | None
@@ -111,7 +114,8 @@ def _document(info: Info) -> dict[str, Any]:
     return {
         "version": info.version, "created": info.created, "method": info.method,
         "image shape": list(info.image_shape), "class names": list(info.class_names),
-        "groups": {name: asdict(group) for name, group in info.groups.items()},
+        "groups": {name: {"decoder": group.codec, "digest": group.digest, "origin": group.origin, "bytes": group.bytes}
+                   for name, group in info.groups.items()},
         "ledger": [[e.name, e.bytes, e.rows] for e in info.ledger.entries if not e.shared],
         "shared": {e.name: e.bytes for e in info.ledger.entries if e.shared},
         "sha256": info.sha256,
@@ -140,12 +144,13 @@ def counted(tensors: Mapping[str, Tensor], info: Info) -> Info:
     size, met = -1, 0
     while size != met:  # a larger number never makes a shorter header, so this comes to rest
         size = met
-        info = replace(info, ledger=ledger_of(tensors, size, info))
+        info = replace(info, ledger=counted_ledger(tensors, size, info))
         met = len(header_of(tensors, info))
     return info
 
 
-def ledger_of(tensors: Mapping[str, Tensor], header: int, info: Info) -> Ledger:
+def counted_ledger(tensors: Mapping[str, Tensor], header: int, info: Info) -> Ledger:
+    """Rows of these tensors and of a header of so many bytes, and the shared ones that the pack says."""
     rows = [Entry(name, t.nbytes, len(t) if t.ndim else 1) for name, t in sorted(tensors.items())]
     shared = sorted((e for e in info.ledger.entries if e.shared), key=lambda e: e.name)
     return Ledger((*rows, Entry(HEADER, header, 1), *shared))

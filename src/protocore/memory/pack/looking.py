@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocore.codecs import Codec, way_to
+from protocore.codecs import Codec
 from protocore.config import plural
 from protocore.errors import DataError
 from protocore.memory.codings import at_once, to_uint8
@@ -23,6 +23,7 @@ from protocore.memory.pack.checks import PackError, plain, short
 from protocore.memory.pack.format import Pack, by_origin, by_prefix, classes_of, ints, prefix_of
 from protocore.memory.pack.reading import read_pack
 from protocore.memory.pack.rows import rank, take_apart
+from protocore.memory.pack.unpacking import check_codec
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verdict:
     """What `verify` found out about one thing."""
 
     ok: bool
@@ -97,10 +98,7 @@ def exemplars(pack: Pack, codec: Codec, group: str, most: int | None = None) -> 
 def _decode(pack: Pack, codec: Codec, group: str, rows: NDArray[np.int64]) -> Iterator[Tensor]:
     """These exemplars of a group as uint8 images, some at a time: a short file may hold large pictures."""
     said, shape = pack.info.groups[group], pack.info.image_shape
-    if codec.digest != said.digest or tuple(codec.image_shape) != shape:
-        raise DataError(f"{plain(group)} were written by the decoder {said.decoder} ({said.digest[:12]}…) for images "
-                        f"of {shape}; met {codec.spec} ({codec.digest[:12]}…) for {codec.image_shape}: "
-                        f"{way_to(said.decoder)}")
+    check_codec(codec, plain(group), said.codec, said.digest, shape)
     stored = take_apart(by_prefix(pack.tensors)[group]).stored
     size = at_once(shape)
     for at in range(0, len(rows), size):
@@ -127,42 +125,42 @@ def _decoding(group: str) -> Iterator[None]:
         raise DataError(f"{plain(group)} do not decode: {error}") from error
 
 
-def verify(path: Path, codec: Codec | Callable[[Pack], Codec | None] | None = None) -> list[Finding]:
-    """Everything that reading checks; with a decoder also that it is the right one and decodes every exemplar.
+def verify(path: Path, codec: Codec | Callable[[Pack], Codec | None] | None = None) -> list[Verdict]:
+    """Everything that reading checks; with a codec also that it is the right one and decodes every exemplar.
 
-    `decoder` may be a function that finds it for the pack. A file that cannot be read at all raises `DataError`: only
+    `codec` may be a function that finds it for the pack. A file that cannot be read at all raises `DataError`: only
     what is there can be found whole or damaged.
     """
     try:
         pack = read_pack(path)
     except PackError as error:
-        return [Finding(False, str(error))]
+        return [Verdict(False, str(error))]
     info = pack.info
     found = [
-        Finding(True, f"header, shapes and labels hold: {plural(len(pack.tensors), 'tensor')}, "
+        Verdict(True, f"header, shapes and labels hold: {plural(len(pack.tensors), 'tensor')}, "
                 f"{plural(len(info.class_names), 'class')}"),
-        Finding(True, f"the ledger adds up to the file's {info.ledger.total:,} bytes"),
-        Finding(True, f"sha256 {info.sha256}"),
+        Verdict(True, f"the ledger adds up to the file's {info.ledger.total:,} bytes"),
+        Verdict(True, f"sha256 {info.sha256}"),
     ]
     for name, t in pack.tensors.items():
         # Columns may hold NaN: a value that was never stored.
         if t.is_floating_point() and prefix_of(name) not in info.groups and not bool(t.isfinite().all()):
-            found.append(Finding(False, f"{plain(name)} holds values that are not finite"))
+            found.append(Verdict(False, f"{plain(name)} holds values that are not finite"))
     try:
         mine = codec if codec is None or isinstance(codec, Codec) else codec(pack)
     except DataError as error:
-        return [*found, Finding(False, str(error))]
+        return [*found, Verdict(False, str(error))]
     return [*found, *(_decoded(pack, name, mine) for name in info.groups)]
 
 
-def _decoded(pack: Pack, group: str, codec: Codec | None) -> Finding:
+def _decoded(pack: Pack, group: str, codec: Codec | None) -> Verdict:
     said, count = pack.info.groups[group], len(pack.tensors[f"{group}/labels"])
     name = plain(group)
     if codec is None:
-        return Finding(True, f"{name}: not decoded, as no decoder was given ({said.decoder}, {said.digest[:12]}…)")
+        return Verdict(True, f"{name}: not decoded, as no codec was given ({said.codec}, {said.digest[:12]}…)")
     try:
         for _ in _decode(pack, codec, group, np.arange(count)):
             pass  # none is kept: all of them may be larger than the memory
     except DataError as error:
-        return Finding(False, f"{name}: {error}")
-    return Finding(True, f"{name}: {count} {said.origin} exemplars decode with {said.decoder}")
+        return Verdict(False, f"{name}: {error}")
+    return Verdict(True, f"{name}: {count} {said.origin} exemplars decode with {said.codec}")

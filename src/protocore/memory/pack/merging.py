@@ -28,7 +28,7 @@ def _rest(pack: Pack) -> dict[str, Tensor]:
 
 
 def merge(a: Pack, b: Pack) -> Pack:
-    """One memory of two that were made with the same decoder. Classes are matched by name; `a` keeps its numbers.
+    """One memory of two that were made with the same codec. Classes are matched by name; `a` keeps its numbers.
 
     A class in both has the exemplars of both (one that is in both, byte for byte, once) and the mean of the two
     prototypes, weighted by its exemplars in each pack, at least 1: this supposes that both come of one network.
@@ -75,10 +75,10 @@ def _check_mergeable(a: Info, b: Info) -> None:
     if a.version != b.version or a.image_shape != b.image_shape:
         raise DataError(f"packs of version {a.version} for images of {a.image_shape} and of version {b.version} for "
                         f"{b.image_shape} cannot be merged: both must be the same")
-    digests = {g.digest: g.decoder for info in (a, b) for g in info.groups.values()}
+    digests = {g.digest: g.codec for info in (a, b) for g in info.groups.values()}
     if len(digests) > 1:
         told = ", ".join(f"{name} ({digest[:12]}…)" for digest, name in digests.items())
-        raise DataError(f"packs of different decoders cannot be merged: met {told}")
+        raise DataError(f"packs of different codecs cannot be merged: met {told}")
     for info in (a, b):
         name, times = next(iter(Counter(info.class_names).most_common(1)), ("", 0))
         if times > 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 from protocore.errors import DataError
 from protocore.memory.ledger import Ledger
 from protocore.memory.pack.checks import Judge, are_naturals, check_tensors, read_info, short
-from protocore.memory.pack.format import DTYPES, KEY, MAX_FILE, Pack, header_of, ledger_of, sha256_of
+from protocore.memory.pack.format import DTYPES, KEY, MAX_FILE, Pack, counted_ledger, header_of, sha256_of
 
 MAX_HEADER = 2**23
 MAX_STRUCTURE = 2**20  # characters of JSON outside strings: what bounds the objects that a parser makes of it
@@ -55,7 +55,7 @@ def parse(file: BufferedReader | BytesIO, size: int, judge: Judge) -> Pack:
     info = read_info(_read_json(text, "document", judge), judge)
     tensors = {name: _read_tensor(file, len(header), *spans[name], judge) for name in sorted(spans)}
     check_tensors(tensors, info, judge)
-    ledger = ledger_of(tensors, len(header), info)
+    ledger = counted_ledger(tensors, len(header), info)
     if ledger != info.ledger:
         judge.fail("a ledger of exactly what the file holds", _difference(ledger, info.ledger))
     # One content, one file: no second spelling of it is a pack.

@@ -17,11 +17,15 @@ from protocore.memory.pack.reading import parse
 
 
 def write_pack(path: Path, tensors: Mapping[str, Tensor], *, class_names: Sequence[str], codec: Codec,
-               method: str) -> Pack:
-    """Write a method's `state()`. The same memory gives the same bytes: nothing depends on the time or the place."""
+               method: str, origins: Mapping[str, str] | None = None) -> Pack:
+    """Write a method's `state()`. The same memory gives the same bytes: nothing depends on the time or the place.
+
+    `origins` says of each store by name how its exemplars were made; what it leaves out is told by the name.
+    """
+    said = origins or {}
     held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     groups = {
-        name: Group(codec.spec, codec.digest, origin_of(name, codec.lossless),
+        name: Group(codec.spec, codec.digest, said.get(name) or origin_of(name, codec.lossless),
                     None if f"{name}/lengths" in held else codec.exemplar_bytes)
         for name in groups_in(held)
     }

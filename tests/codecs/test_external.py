@@ -200,31 +200,31 @@ def test_taming_agrees_with_the_reference(tiny: taming.Taming) -> None:
     assert float(expected.std()) > 0.02  # not clamped flat
 
 
-def contract(decoder: CodebookCodec) -> None:
+def contract(codec: CodebookCodec) -> None:
     """What both loaders must do, on any picture shape they take."""
-    channels, height, width = decoder.image_shape
+    channels, height, width = codec.image_shape
     pictures = images(3, channels, height, width)
-    z = decoder.encode(pictures)
-    assert tuple(z.shape[1:]) == decoder.latent_shape
-    stored = decoder.to_bytes(z)
-    assert {len(s) for s in stored} == {decoder.exemplar_bytes}
-    back = decoder.from_bytes(stored)
-    assert torch.allclose(back, decoder.quantise(z), atol=1e-5)
-    assert decoder.to_bytes(back) == stored
-    assert decoder.to_bytes(decoder.quantise(z)) == stored
-    decoded = decoder.decode(back)
+    z = codec.encode(pictures)
+    assert tuple(z.shape[1:]) == codec.latent_shape
+    stored = codec.to_bytes(z)
+    assert {len(s) for s in stored} == {codec.exemplar_bytes}
+    back = codec.from_bytes(stored)
+    assert torch.allclose(back, codec.quantise(z), atol=1e-5)
+    assert codec.to_bytes(back) == stored
+    assert codec.to_bytes(codec.quantise(z)) == stored
+    decoded = codec.decode(back)
     assert decoded.shape == pictures.shape
     assert float(decoded.min()) >= 0
     assert float(decoded.max()) <= 1
     z = z.detach().requires_grad_(True)
-    decoder.decode(decoder.quantise(z)).square().sum().backward()
+    codec.decode(codec.quantise(z)).square().sum().backward()
     assert z.grad is not None
     assert float(z.grad.abs().sum()) > 0
-    assert not any(p.requires_grad for p in decoder.model.parameters())
+    assert not any(p.requires_grad for p in codec.model.parameters())
     with pytest.raises(DataError):
-        decoder.from_bytes([stored[0] + b"\0"])
+        codec.from_bytes([stored[0] + b"\0"])
     with pytest.raises(DataError):
-        decoder.encode(images(1, channels, height + 1, width))
+        codec.encode(images(1, channels, height + 1, width))
 
 
 def test_taming_agrees_with_the_library_itself(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_taming_agrees_with_the_library_itself(tmp_path: Path) -> None:
     vqvae = pytest.importorskip("taming.modules.vqvae.quantize", reason=why)
     torch.manual_seed(0)
     theirs = torch.nn.ModuleDict({
-        "encoder": model.Encoder(**DDCONFIG), "decoder": model.Codec(**DDCONFIG),
+        "encoder": model.Encoder(**DDCONFIG), "decoder": model.Decoder(**DDCONFIG),
         "quantize": vqvae.VectorQuantizer2(20, 5, beta=0.25, remap=None, sane_index_shape=False),
         "quant_conv": torch.nn.Conv2d(6, 5, 1), "post_quant_conv": torch.nn.Conv2d(5, 6, 1),
     }).eval()
@@ -556,19 +556,19 @@ def vq_model(**changes: Any) -> Any:
 def test_diffusers_folder_gives_what_the_library_gives(tmp_path: Path) -> None:
     model = vq_model()
     model.save_pretrained(tmp_path)
-    decoder = diffusers_vq.load(tmp_path, (3, 16, 16))
-    contract(decoder)
+    codec = diffusers_vq.load(tmp_path, (3, 16, 16))
+    contract(codec)
     pictures = images(2)
     with torch.no_grad():
         latents = model.encode(pictures * 2 - 1).latents
         expected = (model.decode(latents).sample + 1) / 2
-    z = decoder.encode(pictures)
+    z = codec.encode(pictures)
     assert torch.allclose(z, latents, atol=1e-5)
-    assert torch.allclose(decoder.decode(decoder.quantise(z)), expected.clamp(0, 1), atol=1e-5)
-    assert torch.equal(decoder.indices(z).flatten(), model.quantize(latents)[2][2])
-    assert decoder.exemplar_bytes == 8 * 8 * 5 // 8
-    assert diffusers_vq.load(str(tmp_path)).digest == decoder.digest
-    assert diffusers_vq.load(str(tmp_path), (3, 32, 32)).digest != decoder.digest
+    assert torch.allclose(codec.decode(codec.quantise(z)), expected.clamp(0, 1), atol=1e-5)
+    assert torch.equal(codec.indices(z).flatten(), model.quantize(latents)[2][2])
+    assert codec.exemplar_bytes == 8 * 8 * 5 // 8
+    assert diffusers_vq.load(str(tmp_path)).digest == codec.digest
+    assert diffusers_vq.load(str(tmp_path), (3, 32, 32)).digest != codec.digest
 
 
 @needs_diffusers
@@ -576,11 +576,11 @@ def test_diffusers_folder_gives_what_the_library_gives(tmp_path: Path) -> None:
 def test_diffusers_variants(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = vq_model(**changes)
     model.save_pretrained(tmp_path)
-    decoder = diffusers_vq.load(tmp_path, (3, 16, 16))
-    contract(decoder)
+    codec = diffusers_vq.load(tmp_path, (3, 16, 16))
+    contract(codec)
     with torch.no_grad():
         expected = (model.decode(model.encode(images() * 2 - 1).latents).sample + 1) / 2
-    found = decoder.decode(decoder.quantise(decoder.encode(images())))
+    found = codec.decode(codec.quantise(codec.encode(images())))
     assert torch.allclose(found, expected.clamp(0, 1), atol=1e-5)
 
 
