@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
-from protocore.runs.results import small
+from protocore.files import write_json
+from protocore.runs.result import result_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -145,7 +146,7 @@ def run_one(table: str, row: str, command: list[str], seed: int, arguments: argp
     if stored.exists():
         return f"{table} {row} seed {seed}: stored already"
     folder = Path(arguments.runs) / table / f"{row}-s{seed}"
-    words = [sys.executable, "-m", "protocore.cli", "run", *command, "--seed", str(seed), "--threads", "1",
+    words = [sys.executable, "-m", "protocore", "run", *command, "--seed", str(seed), "--threads", "1",
              "--out", str(folder), "--json", "--no-figures"]
     if arguments.data_root:
         words += ["--data-root", arguments.data_root]
@@ -153,10 +154,9 @@ def run_one(table: str, row: str, command: list[str], seed: int, arguments: argp
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     if done.returncode:
         return f"{table} {row} seed {seed}: FAILED\n{done.stderr}"
-    result = json.loads(done.stdout)
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    stored.write_text(json.dumps(small(result), indent=1, ensure_ascii=False) + "\n")
-    return f"{table} {row} seed {seed}: A_T {result['class_incremental']['A_T']:.2f}"
+    result = result_of(json.loads(done.stdout), "standard output")
+    write_json(stored, result.small())
+    return f"{table} {row} seed {seed}: A_T {result.class_incremental.A_T:.2f}"
 
 
 def main() -> int:

@@ -8,29 +8,28 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from protocore.bench import figures
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
-from protocore.runs.results import classes_of, decoder_bytes
+from protocore.runs.result import Result, read_result
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/decoders.md", "docs/methods.md")
+PAGES = ("README.md", "docs/results.md", "docs/codecs.md", "docs/methods.md")
 AIMS = {("CIFAR-100 test", 72): 25.5, ("CIFAR-100 test", 144): 28.5}  # dB that the shipped decoder was to reach
 
 
-def stored(table: str) -> dict[str, list[dict[str, Any]]]:
+def stored(table: str) -> dict[str, list[Result]]:
     """Results of a table by row, the seeds of each row together."""
-    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    rows: dict[str, list[Result]] = defaultdict(list)
     for path in sorted((ROOT / "results" / table).glob("*.json")):
-        rows[path.stem.rpartition("-s")[0]].append(json.loads(path.read_text()))
+        rows[path.stem.rpartition("-s")[0]].append(read_result(path))
     return rows
 
 
-def command(result: dict[str, Any]) -> str:
+def command(text: str) -> str:
     """The command without what differs between the seeds of a row."""
-    words, kept = result["command"].split(), []
+    words, kept = text.split(), []
     while words:
         word = words.pop(0)
         if word in ("--seed", "--threads"):
@@ -40,23 +39,23 @@ def command(result: dict[str, Any]) -> str:
     return " ".join(kept)
 
 
-def kept(results: list[dict[str, Any]], *, a_class: bool = False) -> str:
+def kept(results: list[Result], *, a_class: bool = False) -> str:
     """Bytes, the mean over the seeds of a row."""
-    sizes = [r["bytes_kept"] / (classes_of(r) if a_class else 1) for r in results]
+    sizes = [r.bytes_kept / (r.classes if a_class else 1) for r in results]
     return format_bytes(sum(sizes) / len(sizes))
 
 
 def runs_table(table: str) -> str:
     rows = []
     for results in stored(table).values():
-        def over_seeds(part: str, key: str, results: list[dict[str, Any]] = results) -> str:
-            values = [r[part][key] for r in results]
+        def over_seeds(part: str, key: str, results: list[Result] = results) -> str:
+            values = [getattr(getattr(r, part), key) for r in results]
             return "–" if None in values else mean_std(values)
 
-        seconds = [r["seconds"]["learn"] for r in results]
-        inner = [sum(v for k, v in r["seconds"].items() if k != "learn") for r in results]
+        seconds = [r.seconds["learn"] for r in results]
+        inner = [sum(v for k, v in r.seconds.items() if k != "learn") for r in results]
         rows.append({
-            "command": f"`{command(results[0])}`",
+            "command": f"`{command(results[0].command)}`",
             "A_T": over_seeds("class_incremental", "A_T"),
             "A_L": over_seeds("class_incremental", "A_L"),
             "Ā": over_seeds("class_incremental", "A_mean"),
@@ -73,19 +72,19 @@ def runs_table(table: str) -> str:
 
 def codec_runs_table(table: str) -> str:
     """Each room with what fits into it: a row a memory, a column a replay space; its bytes are those of `mix`."""
-    spaces: dict[tuple[int, str], dict[str, list[dict[str, Any]]]] = {}
+    spaces: dict[tuple[int, str], dict[str, list[Result]]] = {}
     for name, results in stored(table).items():
         method, codec, _, *space = name.split("-")
-        room = results[0]["settings"]["budget"]
+        room = results[0].settings["budget"]
         spaces.setdefault((room, f"{method}, {codec}"), {})[space[0] if space else "raw"] = results
     rows = []
     for (room, memory), runs in sorted(spaces.items()):
         shown = runs.get("mix") or next(iter(runs.values()))  # pixels have no gap: `raw` is all there is
-        accuracy = {space: f"{mean_std([r['class_incremental']['A_T'] for r in results])} ({len(results)})"
+        accuracy = {space: f"{mean_std([r.class_incremental.A_T for r in results])} ({len(results)})"
                     for space, results in runs.items()}
         rows.append({
-            "room a class": format_bytes(room / classes_of(shown[0])), "memory": memory,
-            "codec": f"`{shown[0]['settings']['codec']}`", "exemplars a class": exemplar_words(*shown),
+            "room a class": format_bytes(room / shown[0].classes), "memory": memory,
+            "codec": f"`{shown[0].settings['codec']}`", "exemplars a class": exemplar_words(*shown),
             "kept": kept(shown), "raw": accuracy.get("raw", ""), "mix": accuracy.get("mix", ""),
             "codec space": accuracy.get("codec", ""),
         })
@@ -97,12 +96,12 @@ def bytes_table(table: str) -> str:
     rows = []
     for words, rooms in memories(table).items():
         for results in rooms:
-            accuracy = mean_std([r["class_incremental"]["A_T"] for r in results])
-            room = results[0]["settings"]["budget"]
+            accuracy = mean_std([r.class_incremental.A_T for r in results])
+            room = results[0].settings["budget"]
             rows.append((room, {
                 "room": f"{room / 1000:,.0f} KB", "memory": words,
                 "kept": kept(results), "a class": kept(results, a_class=True),
-                "decoder": format_bytes(size) if (size := decoder_bytes(results[0])) else "–",
+                "decoder": format_bytes(size) if (size := results[0].decoder_bytes) else "–",
                 "exemplars a class": exemplar_words(*results), "A_T": f"{accuracy} ({len(results)})"}))
     return markdown_table([row for _, row in sorted(rows, key=lambda r: r[0])])
 
@@ -113,9 +112,9 @@ def starts_table(table: str) -> str:
         start, steps, *more = name.split("-", 2)
         rows.append({
             "start": start, "steps": steps, "also": more[0] if more else "",
-            "A_T": mean_std([r["class_incremental"]["A_T"] for r in results]),
-            "Ā": mean_std([r["class_incremental"]["A_mean"] for r in results]),
-            "condense s": f"{sum(r['seconds'].get('condense', 0.0) for r in results) / len(results):.0f}",
+            "A_T": mean_std([r.class_incremental.A_T for r in results]),
+            "Ā": mean_std([r.class_incremental.A_mean for r in results]),
+            "condense s": f"{sum(r.seconds.get('condense', 0.0) for r in results) / len(results):.0f}",
         })
     order = {"nearest": 0, "mean": 1, "random": 2}
     return markdown_table(sorted(rows, key=lambda r: (order[r["start"]], bool(r["also"]), int(r["steps"]), r["also"])))
@@ -173,7 +172,7 @@ def health_table() -> str:
     """Means over the classes; distances of pictures as root mean squares of pixels in [0, 1]."""
     report = json.loads((ROOT / "results" / "health.json").read_text())
     return markdown_table([
-        {"command": f"`{command(run)}`", "origin": origin, "to prototype": f"{r['to_prototype']:.3f}",
+        {"command": f"`{command(run['command'])}`", "origin": origin, "to prototype": f"{r['to_prototype']:.3f}",
          "present network": f"{100 * r['present_right']:.0f} %", "fresh network": f"{100 * r['fresh_right']:.0f} %",
          "to the nearest picture": f"{r['nearest_training']:.3f}",
          "between pictures": f"{r['between_training']:.3f}"}
@@ -204,13 +203,14 @@ def memory_table(table: str) -> str:
     """The process's memory after each task: flat, whatever the size of the data set."""
     rows = []
     for (result, *_) in stored(table).values():
-        after = [format_bytes(size) for size in result["resident_after_each_task"]]
-        rows.append({"command": f"`{command(result)}`"} | {f"task {i + 1}": size for i, size in enumerate(after)}
-                    | {"peak": format_bytes(result["peak_memory_bytes"])})
+        after = [format_bytes(size) for size in result.resident_after_each_task]
+        rows.append({"command": f"`{command(result.command)}`"}
+                    | {f"task {i + 1}": size for i, size in enumerate(after)}
+                    | {"peak": format_bytes(result.peak_memory_bytes)})
     return markdown_table(rows)
 
 
-def memories(table: str) -> dict[str, list[list[dict[str, Any]]]]:
+def memories(table: str) -> dict[str, list[list[Result]]]:
     """The rooms of each memory with its codec gap closed by `mix`, by the name that the figure shows."""
     names = {"protocore-coded": "ProtoCore, coded", "protocore-synthetic": "ProtoCore, synthetic",
              "er-codes": "replay, codes", "er-webp": "replay, WebP", "er-pixels": "replay, pixels"}

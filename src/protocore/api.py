@@ -1,52 +1,54 @@
-"""The Python side: a run in one call, or a learner and a stream for one's own loop."""
+"""The Python side: a run in one call, or a stream of a benchmark and a learner for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from protocore.data.benchmarks import benchmark_named, open_stream
+from protocore.data.benchmarks import open_stream
 from protocore.data.stream import Stream, Task
 from protocore.learn.learner import Learner
-from protocore.runs.job import configure
+from protocore.learn.words import python_words
+from protocore.methods import Method, register
+from protocore.runs.configure import configure
+from protocore.runs.folder import RunFolder
+from protocore.runs.job import learner_for, stored
 from protocore.runs.job import run as run_config
-from protocore.runs.results import read_result, run_folder
+from protocore.runs.reporters import Quiet, RunProgress
+from protocore.runs.result import Result
 
-__all__ = ["Learner", "Task", "learner", "run", "stream"]
+__all__ = ["Learner", "Method", "Result", "Stream", "Task", "learner", "register", "run", "stream"]
 
 
-def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool = False,
-        **settings: Any) -> dict[str, Any]:
+def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool = False, quiet: bool = False,
+        **settings: Any) -> Result:
     """Run a method on a benchmark and return its result; a run that is stored already is only read.
 
-    `settings` are the flags of `protocore run`, with underscores: spc=5, budget="64KB", online=True.
+    `settings` are the flags of `protocore run`, with underscores: spc=5, budget="64KB", online=True. What is done is
+    shown as it goes on, unless `quiet`.
     """
-    config = configure({"method": method, "benchmark": benchmark, **settings})
-    folder = run_folder(Path(runs), config)
-    if (folder / "result.json").exists() and not again:
-        return read_result(folder)
-    return run_config(config, folder, restart=again)
+    with python_words(True):
+        config = configure({"method": method, "benchmark": benchmark, **settings})
+        folder = RunFolder.of(Path(runs), config)
+        if not again and (result := stored(config, folder)):
+            return result
+        if quiet:
+            return run_config(config, folder, reporter=Quiet(), restart=again)
+        with RunProgress(f"{method} on {benchmark}") as reporter:
+            return run_config(config, folder, reporter=reporter, restart=again)
 
 
 def stream(benchmark: str, **settings: Any) -> Stream:
-    """A benchmark's stream of tasks."""
-    return open_stream(configure({"benchmark": benchmark, **settings}).settings)
+    """A benchmark's stream of tasks, which knows its name and its statistics."""
+    with python_words(True):
+        return open_stream(configure({"benchmark": benchmark, **settings}).settings)
 
 
-def learner(method: str, on: Stream | str | tuple[int, int, int], **settings: Any) -> Learner:
-    """A fresh learner for a stream, a benchmark's name, or images of shape (channels, height, width).
-
-    The defaults are those of the benchmark, which a stream of `protocore.stream` knows.
-    """
-    if isinstance(on, str):
-        settings["benchmark"] = on
-    elif isinstance(on, Stream) and on.benchmark is not None:
-        settings.setdefault("benchmark", on.benchmark)
-    config = configure({"method": method, **settings})
-    if isinstance(on, str):
-        on = open_stream(config.settings)
-    shape = on.image_shape if isinstance(on, Stream) else on
-    benchmark = benchmark_named(config.settings.benchmark) if "benchmark" in settings else None
-    mean, std = (benchmark.mean[: shape[0]], benchmark.std[: shape[0]]) if benchmark else (None, None)
-    return Learner(config, shape, mean=mean, std=std,
-                   classes=len(on.class_names) if isinstance(on, Stream) else None)
+def learner(method: str, on: Stream | str, **settings: Any) -> Learner:
+    """A fresh learner with the recipe of a benchmark: its stream, or its name. `Learner` makes one without a recipe."""
+    with python_words(True):
+        named = on if isinstance(on, str) else on.benchmark
+        config = configure({"method": method, **({"benchmark": named} if named else {}), **settings})
+        made = learner_for(config, open_stream(config.settings) if isinstance(on, str) else on)
+    made.speaks_python = True
+    return made

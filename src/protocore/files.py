@@ -72,23 +72,37 @@ def remove_parts(folder: Path) -> None:
 def hold_folder(folder: Path) -> Iterator[None]:
     """The folder is ours until the block ends or the process dies; a second holder is told who the first is."""
     path = folder / ".lock"
+    number = _locked(folder, path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error}); give another folder") from error
-    try:
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(number, 200, 0).decode("utf-8", "replace").strip() or "another process"
-            raise UserError(f"{folder}: {holder} is working in this folder; wait until it has finished, stop it, or "
-                            "give another folder with --out") from None
         os.ftruncate(number, 0)
         os.pwrite(number, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield
     finally:
+        with contextlib.suppress(OSError):  # the folder may be gone
+            path.unlink()
         os.close(number)  # which gives the lock back
+
+
+def _locked(folder: Path, path: Path) -> int:
+    """The lock's file, open and locked. One that its last holder removed meanwhile locks nothing: take the next."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror or error}); give another folder") from error
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(number).st_ino:
+                return number
+        except FileNotFoundError:
+            pass
+        except OSError:
+            holder = os.pread(number, 200, 0).decode("utf-8", "replace").strip() or "another process"
+            os.close(number)
+            raise UserError(f"{folder}: {holder} is working in this folder; wait until it has finished, stop it, or "
+                            "give another folder with --out") from None
+        os.close(number)
 
 
 def read_bytes(path: Path, most: int) -> bytes:

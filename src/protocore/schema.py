@@ -73,6 +73,10 @@ class Fields:
     def texts(self, key: str) -> list[str]:
         return [plain(value) for value in self._list(key, "a list of texts", lambda v: isinstance(v, str))]
 
+    def labels(self, key: str) -> list[Scalar]:
+        """A list of texts, numbers, true, false and null, exactly as they were written: names of classes."""
+        return self._list(key, "a list of labels", is_scalar)
+
     def matrix(self, key: str) -> list[list[float]]:
         """Rows of numbers, none of them empty."""
         rows = self._list(key, "a list of rows of numbers",
@@ -92,8 +96,7 @@ class Fields:
         return {plain(name): table.scalar(name) for name in table.values}
 
     def scalar(self, key: str) -> Scalar:
-        value = self._of(key, "a text, a number, true, false or null",
-                         lambda v: v is None or isinstance(v, str | bool) or is_number(v))
+        value = self._of(key, "a text, a number, true, false or null", is_scalar)
         return plain(value) if isinstance(value, str) else value
 
     def maybe(self, read: Callable[[str], T], key: str, default: T) -> T:
@@ -104,6 +107,10 @@ class Fields:
 def plain(text: str) -> str:
     """A text of a file as it may be shown and kept."""
     return printable(text, LONGEST_TEXT)
+
+
+def is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool) or is_number(value)
 
 
 def is_whole(value: Any) -> bool:

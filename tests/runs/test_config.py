@@ -27,7 +27,7 @@ from protocore.config import (
 from protocore.data.benchmarks import BENCHMARKS
 from protocore.errors import UserError
 from protocore.methods import METHODS
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 from protocore.runs.recipes import recipe_for
 
 

@@ -14,7 +14,7 @@ from protocore.config import Resolved
 from protocore.data.images import ArrayImages, ImageSet
 from protocore.data.stream import Stream
 from protocore.learn.loop import steps_for
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 from protocore.runs.notes import notes_after, notes_before
 
 FOLDER = {"benchmark": "folder:signs", "method": "er"}

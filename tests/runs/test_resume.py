@@ -13,7 +13,9 @@ import torch
 from safetensors import safe_open
 
 from protocore.errors import DataError, UserError
-from protocore.runs.job import Interrupted, Quiet, configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import Interrupted, run
+from protocore.runs.reporters import Quiet
 
 SMALL = {"benchmark": "digits", "images_per_class": 24, "epochs": 3, "batch": 8, "replay_batch": 8, "threads": 1,
          "backbone": "mlp", "width": 12, "condense_steps": 4}
@@ -83,7 +85,9 @@ STOPPED = KILLED | {
 CHILD = """
 import json, sys, time
 from pathlib import Path
-from protocore.runs.job import Quiet, configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
+from protocore.runs.reporters import Quiet
 
 class Tell(Quiet):
     def step(self, done, of, loss):

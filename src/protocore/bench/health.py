@@ -17,15 +17,16 @@ from torch import Tensor
 from protocore.backbones import build_network
 from protocore.backbones.proxy import fit_proxy
 from protocore.data.augment import to_float
-from protocore.data.benchmarks import benchmark_named, open_stream
+from protocore.data.benchmarks import open_stream
 from protocore.data.stream import Stream, Task
 from protocore.errors import UserError
 from protocore.files import write_json
 from protocore.learn.learner import Learner
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
-from protocore.runs.job import configure, learner_for
-from protocore.runs.results import read_result
+from protocore.runs.configure import configure
+from protocore.runs.job import learner_for
+from protocore.runs.result import read_result
 
 BETWEEN = 200  # training pictures of a class whose own nearest neighbours are looked for
 CHUNK = 1 << 22  # pixels that are held as floats at a time, on either side of a comparison
@@ -66,7 +67,7 @@ def health(folder: Path, *, data_root: str | None = None, steps: int = 600) -> d
             rows.append(row)
             shown.append((row, pictures))
     report = {
-        "command": read_result(folder)["command"], "fresh_network_test_accuracy": accuracy, "fresh_steps": steps,
+        "command": read_result(folder).command, "fresh_network_test_accuracy": accuracy, "fresh_steps": steps,
         "classes": [asdict(row) for row in rows], "mean": _mean(rows),
     }
     write_json(folder / "health.json", report)
@@ -92,12 +93,9 @@ def reopened(folder: Path, data_root: str | None = None) -> tuple[Learner, Strea
 def _fresh(learner: Learner, stream: Stream, everything: Task, steps: int) -> tuple[torch.nn.Module, float]:
     """A small network trained on all training pictures at once, and its accuracy on the test pictures."""
     s, device = learner.settings, learner.machine.device
-    benchmark = benchmark_named(s.benchmark)
-    channels = stream.image_shape[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(s.seed + 1)
-        net = build_network("convnet", stream.image_shape, mean=benchmark.mean[:channels],
-                            std=benchmark.std[:channels])
+        net = build_network("convnet", stream.image_shape, mean=stream.mean, std=stream.std)
         net.grow(len(stream.class_names))
         net.to(device)
         labels = everything.labels
@@ -133,7 +131,7 @@ def _class_health(learner: Learner, store: ExemplarStore, label: int, everything
     if origin not in ("synthetic", "coded"):
         origin = "real" if store.codec.lossless else "coded"
     row = ClassHealth(
-        learner.classes_[label], origin, len(images), float(gap), float(present[:, label].mean()),
+        learner.class_names[label], origin, len(images), float(gap), float(present[:, label].mean()),
         float((present.argmax(1) == label).float().mean()), float(second[:, label].mean()),
         float((second.argmax(1) == label).float().mean()), float(near.mean()), float(near.min()),
         float(among.mean()) if len(rows) > 1 else None,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,41 +16,87 @@ from protocore.codecs import codec_named
 from protocore.config import Resolved
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
-from protocore.errors import DataError, UserError
-from protocore.files import read_tensors, serialise, write_atomic
+from protocore.errors import UserError, shown
+from protocore.files import serialise, write_atomic
+from protocore.learn.arrays import Images, Labels, as_array, as_bytes, as_labels, checked_images
 from protocore.learn.device import machine_for
+from protocore.learn.files import load_learner, restore, save_learner, take_pack
 from protocore.learn.loop import Plan, fit, grow_head, make_optimizer, plan_for
 from protocore.learn.room import check_task
-from protocore.memory.codings import to_uint8
-from protocore.memory.ledger import Ledger, check_budget, ledger_of
+from protocore.learn.settings import settings_of
+from protocore.learn.words import python_words
+from protocore.memory.ledger import Kind, Ledger, check_budget, ledger_of
+from protocore.memory.pack import write_pack
 from protocore.methods import method_named
 from protocore.methods.base import Progress, Tools
+from protocore.pictures import ImageShape
 
-FORMAT = "protocore checkpoint 1"
 StepHook = Callable[[int, int, Tensor], None]  # step, of how many, loss
 
 
-class Learner:
-    """Learns tasks one after the other; what it keeps between them is the method's memory and the network.
+def _shape(shape: Sequence[int]) -> ImageShape:
+    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise UserError(f"image_shape must be (channels, height, width); met {shown(tuple(shape))}")
+    return shape[0], shape[1], shape[2]
 
-    Attributes that end in an underscore are learned: `classes_` (names in order of arrival), `tasks_`.
+
+class Learner:
+    """Learns classes as they come; what it keeps between two calls is the network and the method's memory.
+
+    Attributes that end in an underscore are learned: `classes_` (labels in order of arrival), `tasks_` (how many
+    times it has learned).
+
+    >>> import numpy as np, protocore
+    >>> learner = protocore.Learner("protocore", image_shape=(1, 8, 8), budget="4KB", steps=5)
+    >>> pictures = np.zeros((40, 1, 8, 8), np.uint8)
+    >>> pictures[20:, :, 4:] = 255
+    >>> learner.partial_fit(pictures, ["sky"] * 20 + ["sea"] * 20).classes_
+    ['sea', 'sky']
     """
 
-    def __init__(self, config: Resolved, image_shape: tuple[int, int, int], *,
-                 mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-                 classes: int | None = None) -> None:
+    def __init__(self, method: str = "protocore", image_shape: ImageShape = (3, 32, 32), *,
+                 backbone: str | nn.Module | None = None, mean: Sequence[float] | None = None,
+                 std: Sequence[float] | None = None, classes: int | None = None, **settings: Any) -> None:
+        """A learner for pictures of shape (channels, height, width).
+
+        `settings` are those of `protocore run`, with underscores: budget="64KB", spc=5, epochs=10. `backbone` is a
+        name or a module of one's own; `mean` and `std`, a number a channel, normalise pictures between 0 and 1;
+        `classes` is how many there will be, where somebody knows (full_head).
+        """
+        self.speaks_python = True
+        with python_words(True):
+            module = backbone if isinstance(backbone, nn.Module) else None
+            named = {} if module is not None or backbone is None else {"backbone": backbone}
+            config = settings_of({"method": method, **named, **settings})
+        with python_words(True, type(config.options)):
+            self._build(config, _shape(image_shape), module, mean, std, classes)
+
+    @classmethod
+    def of(cls, config: Resolved, image_shape: ImageShape, *, backbone: nn.Module | None = None,
+           mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
+           classes: int | None = None) -> Self:
+        """A learner of a configuration, as a run makes it."""
+        learner = cls.__new__(cls)
+        learner.speaks_python = False
+        learner._build(config, _shape(image_shape), backbone, mean, std, classes)
+        return learner
+
+    def _build(self, config: Resolved, image_shape: ImageShape, backbone: nn.Module | None,
+               mean: Sequence[float] | None, std: Sequence[float] | None, classes: int | None) -> None:
         self.config = config
         s = self.settings = config.settings
         torch.manual_seed(s.seed)
         self.machine = machine_for(s)
         self.image_shape = image_shape
-        if s.full_head and classes is None and config.sources["full_head"].startswith(("flag", "--")):
+        if s.full_head and classes is None and config.sources["full_head"].chosen:
             raise UserError("--full-head needs to know how many classes there will be, which a learner of one's own "
                             "tasks does not; leave it out")
-        self._outputs = (classes or 0) if s.full_head else 0
+        self.own_backbone = backbone is not None
+        self.outputs = (classes or 0) if s.full_head else 0  # of the head from the start
 
         def build() -> Network:
-            return build_network(s.backbone, image_shape, width=s.width, norm=s.norm, head=s.head, mean=mean, std=std)
+            return build_network(s.backbone if backbone is None else backbone, image_shape, width=s.width, norm=s.norm,
+                                 head=s.head, mean=mean, std=std)
 
         self.net = build()
         self.net.to(self.machine.device)
@@ -67,59 +112,99 @@ class Learner:
         self.method = method(self.tools, config.options)
         if self.method.extra is not None:
             self.method.extra.to(self.machine.device)
-        self.classes_: list[str] = []
+        self.classes_: list[Hashable] = []
         self.tasks_ = 0
         self.seconds: dict[str, float] = {"learn": 0.0}
         self.images_learned = 0
-        self._optimizer: torch.optim.Optimizer | None = None
+        self.held: dict[str, int] = {}  # bytes beside the memory while a task was learned
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def __repr__(self) -> str:
+        size = next((f", {name}={value}" for name in ("budget", "capacity", "spc")
+                     if (value := getattr(self.settings, name)) is not None), "")
+        return (f"Learner({self.settings.method!r}, image_shape={self.image_shape}{size}): "
+                f"{len(self.classes_)} classes, {self.ledger().total:,} bytes kept")
 
     # -- learning ------------------------------------------------------------------------------------------
 
-    def learn(self, task: Task, *, class_names: Sequence[str] | None = None, progress: Progress | None = None,
-              on_step: StepHook | None = None, start: int = 0) -> Learner:
-        """Learn a task and close it. `start` is the step from which an interrupted task goes on."""
-        self._code(task)
-        plan = plan_for(task, self.settings, self.tasks_)
-        if start == 0:
-            self.begin(task, class_names)
-        self._fit(task, plan, start, on_step)
-        self.finish(task, progress)
-        self._close(task)
-        self._rehearse()
+    def partial_fit(self, images: Images, labels: Labels) -> Self:
+        """Learn these pictures: new classes, or more of known ones. Labels are names, numbers, anything hashable.
+
+        >>> import numpy as np, protocore
+        >>> learner = protocore.Learner("er", image_shape=(1, 8, 8), spc=2, steps=2)
+        >>> learner.partial_fit(np.zeros((4, 1, 8, 8), np.uint8), [7, 5, 7, 5]).classes_
+        [5, 7]
+        """
+        with python_words(self.speaks_python, type(self.config.options)):
+            x = as_bytes(checked_images(images, self.image_shape))
+            return self.learn(Task.from_arrays(x, as_labels(labels, len(x))))
+
+    def learn(self, task: Task, *, class_names: Sequence[Hashable] | None = None, progress: Progress | None = None,
+              on_step: StepHook | None = None, start: int = 0) -> Self:
+        """Learn a task and close it. `start` is the step from which an interrupted task goes on.
+
+        Classes are known by name: `class_names`, else the task's own, are those of its labels 0, 1, ...
+        """
+        with python_words(self.speaks_python, type(self.config.options)):
+            if start == 0:
+                self._number(task, class_names)
+            self._code(task)
+            plan = plan_for(task, self.settings, self.tasks_)
+            if start == 0:
+                self.begin(task)
+            self._fit(task, plan, start, on_step)
+            self.finish(task, progress)
+            self._close(task)
+            self._rehearse()
         return self
 
-    def learn_window(self, task: Task, *, class_names: Sequence[str] | None = None, progress: Progress | None = None,
-                     on_step: StepHook | None = None, start: int = 0) -> None:
+    def learn_window(self, task: Task, *, class_names: Sequence[Hashable] | None = None,
+                     progress: Progress | None = None, on_step: StepHook | None = None, start: int = 0) -> None:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
+        if start == 0:
+            self._number(task, class_names)
         self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
                     (self.settings.seed, self.tasks_), shuffled=False)
         if start == 0:
-            self.begin(task, class_names, keep_optimizer=True)
+            self.begin(task, keep_optimizer=True)
         self._fit(task, plan, start, on_step)
         self.finish(task, progress)
         self._close(task)
         self._rehearse()
 
-    def begin(self, task: Task, class_names: Sequence[str] | None = None, *, keep_optimizer: bool = False) -> None:
-        """Grow the head, tell the method, make the optimiser."""
+    def _number(self, task: Task, class_names: Sequence[Hashable] | None) -> None:
+        """The task's labels become positions in `classes_`: known names keep theirs, new ones are added.
+
+        Names that go on where `classes_` ends, as those of a stream do, number the classes as they stand. A task
+        without names is numbered already.
+        """
         if tuple(task.image_shape) != tuple(self.image_shape):
             raise UserError(f"the task's images are {task.image_shape}, this learner was made for {self.image_shape}")
         if not len(task):
             raise UserError("the task holds no images")
-        classes = max(max(task.classes) + 1, self._outputs)
-        grow_head(self.net, classes * self.method.outputs, self._optimizer if keep_optimizer else None)
-        names = class_names or task.class_names or [str(c) for c in range(max(task.classes) + 1)]
-        self.classes_ += list(names[len(self.classes_) : max(task.classes) + 1])
-        self.method.current = list(task.classes)
-        self.method.first_classes = self.method.first_classes or list(task.classes)
-        self.method.seen = sorted({*self.method.seen, *task.classes})
-        if self._optimizer is None or not keep_optimizer:
-            self._optimizer = make_optimizer(self._trained(), self.settings)
+        top = max(task.classes) + 1
+        names = list(class_names or task.class_names or self.classes_ + list(range(len(self.classes_), top)))
+        if names[: len(self.classes_)] == self.classes_[: len(names)]:
+            self.classes_ += names[len(self.classes_) : top]
+            return
+        for name in (names[c] for c in task.classes):
+            if name not in self.classes_:
+                self.classes_.append(name)
+        task.renumber({c: self.classes_.index(names[c]) for c in task.classes}, tuple(self.classes_))
+
+    def begin(self, task: Task, *, keep_optimizer: bool = False) -> None:
+        """Grow the head, tell the method, make the optimiser."""
+        classes = max(max(task.classes) + 1, self.outputs)
+        grow_head(self.net, classes * self.method.outputs, self.optimizer if keep_optimizer else None)
+        self.method.meet(task.classes)
+        if self.optimizer is None or not keep_optimizer:
+            self.optimizer = make_optimizer(self.trained(), self.settings)
         check_task(self, task)
+        self.method.open_task(task)
         self.method.begin_task(task)
 
-    def _trained(self) -> nn.Module:
+    def trained(self) -> nn.Module:
         """Whatever the optimiser moves: the network, and what the method trains beside it."""
         return self.net if self.method.extra is None else nn.ModuleList([self.net, self.method.extra])
 
@@ -147,7 +232,7 @@ class Learner:
         self.tools.codings.forget()
 
     def _fit(self, task: Task, plan: Plan, start: int, on_step: StepHook | None) -> None:
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         clock = time.perf_counter()
 
         def after(step: int, loss: Tensor) -> None:
@@ -160,7 +245,7 @@ class Learner:
             clock = time.perf_counter()
 
         if self.method.wants_training(task):
-            fit(self.method, task, plan, self._optimizer, self.machine, start=start, after_step=after)
+            fit(self.method, task, plan, self.optimizer, self.machine, start=start, after_step=after)
 
     def finish(self, task: Task, progress: Progress | None) -> None:
         """End-of-task work of the method, timed apart; then the memory is held against its budget."""
@@ -173,24 +258,22 @@ class Learner:
         self.seconds["learn"] += time.perf_counter() - clock - inside
         self.tools.progress = lambda what, done, of: None
         self.tasks_ += 1
+        self.held |= self.method.held()
         check_budget(self.ledger(), self.settings.budget, len(self.method.seen))
 
     # -- predicting ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def scores(self, images: Tensor | np.ndarray, *, coded: bool = False) -> Tensor:
+    def scores(self, images: Images, *, coded: bool = False) -> Tensor:
         """Scores of every class (N, classes) for uint8 or float images (N, C, H, W); unseen classes are -inf.
 
         In codec space they pass through the codec first, unless they are `coded` already.
         """
-        x = torch.as_tensor(images)
-        if x.ndim != 4 or tuple(x.shape[1:]) != tuple(self.image_shape):
-            wanted = ", ".join(map(str, self.image_shape))
-            raise UserError(f"images must have shape (N, {wanted}); met {tuple(x.shape)}")
+        x = checked_images(images, self.image_shape)
         if not self.method.seen:
-            raise UserError("this learner has learned nothing yet; call learn(task) first")
+            raise UserError("this learner has learned nothing yet; call learn or partial_fit first")
         if self.tools.space == "codec" and not coded:
-            x = self.through_codec(x if x.dtype == torch.uint8 else to_uint8(x))
+            x = self.through_codec(as_bytes(x))
         self.net.eval()
         seen = torch.tensor(self.method.seen)
         parts = []
@@ -202,83 +285,75 @@ class Learner:
             parts.append(full)
         return torch.cat(parts) if parts else torch.empty(0, int(seen[-1]) + 1)
 
-    def predict(self, images: Tensor | np.ndarray) -> Tensor:
-        """The class numbers of these images; `classes_[number]` is the name."""
-        return self.scores(images).argmax(1)
+    def predict(self, images: Images) -> np.ndarray:
+        """The label of each picture: members of `classes_`."""
+        return as_array(self.classes_)[self.scores(images).argmax(1).numpy()]
+
+    def predict_proba(self, images: Images) -> np.ndarray:
+        """Probabilities (N, classes) in the order of `classes_`; each row sums to 1."""
+        scores = self.scores(images).double()
+        padded = torch.full((len(scores), len(self.classes_)), float("-inf"), dtype=torch.float64)
+        padded[:, : scores.shape[1]] = scores
+        return padded.softmax(1).numpy()
+
+    def score(self, images: Images, labels: Labels) -> float:
+        """Accuracy: the share of the pictures whose label is predicted, between 0 and 1."""
+        wanted = as_labels(labels, len(images))
+        if not wanted:
+            raise UserError("there are no pictures to score")
+        return sum(a == b for a, b in zip(self.predict(images).tolist(), wanted, strict=True)) / len(wanted)
 
     # -- what is kept --------------------------------------------------------------------------------------
+
+    @property
+    def class_names(self) -> list[str]:
+        """`classes_` as texts, for files and tables."""
+        return [label if isinstance(label, str) else shown(label) for label in self.classes_]
 
     def memory(self) -> dict[str, Tensor]:
         return self.method.state()
 
     def ledger(self) -> Ledger:
         codec = self.tools.codec
-        return ledger_of(self.memory(), {f"decoder {codec.spec}": codec.shared_bytes} | self.method.held())
+        decoder = f"decoder {codec.spec}"
+        kinds = dict.fromkeys(self.held, Kind("network")) | {decoder: Kind("decoder")} | self.method.kinds()
+        return ledger_of(self.memory(), {decoder: codec.shared_bytes} | self.held | self.method.held(), kinds=kinds)
 
     def save_memory(self, path: Path) -> None:
         write_atomic(path, serialise(self.memory()))
 
-    def save(self, path: Path, extra: dict[str, Any] | None = None) -> None:
+    def save_pack(self, path: str | Path) -> None:
+        """The memory alone, as a file to ship: `load_pack` of a learner of the same kind takes it up."""
+        write_pack(Path(path), self.memory(), class_names=self.class_names, codec=self.tools.codec,
+                   method=self.settings.method)
+
+    def load_pack(self, path: str | Path) -> Self:
+        """Take up a memory that was shipped: same method, codec and picture shape; this learner must be new."""
+        with python_words(self.speaks_python, type(self.config.options)):
+            take_pack(self, Path(path))
+        return self
+
+    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Everything needed to go on, at any step: one safetensors file, written atomically."""
-        tensors = {f"net/{k}": v for k, v in self.net.state_dict().items()}
-        if self.method.extra is not None:
-            tensors |= {f"extra/{k}": v for k, v in self.method.extra.state_dict().items()}
-        tensors |= {f"method/{k}": v for k, v in self.method.state().items()}
-        tensors |= {f"scratch/{k}": v for k, v in self.method.scratch().items()}
-        if self._optimizer is not None:
-            for index, state in self._optimizer.state_dict()["state"].items():
-                for key, value in state.items():
-                    tensors[f"optimizer/{index}/{key}"] = torch.as_tensor(value)
-        tensors["rng"] = torch.get_rng_state()
-        if self.machine.device.type == "cuda":
-            tensors["rng cuda"] = torch.cuda.get_rng_state(self.machine.device)
-        header = {
-            "format": FORMAT, "config": self.config.to_json(), "image_shape": list(self.image_shape),
-            "classes": self.classes_, "tasks": self.tasks_, "seen": self.method.seen, "current": self.method.current,
-            "first_classes": self.method.first_classes,
-            "seconds": self.seconds, "inner_seconds": self.tools.seconds, "images": self.images_learned,
-            "has_optimizer": self._optimizer is not None, "extra": extra or {},
-        }
-        contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        write_atomic(path, serialise(contiguous, {"protocore": json.dumps(header)}))
+        save_learner(self, Path(path), extra or {})
+
+    @classmethod
+    def load(cls, path: str | Path, *, backbone: nn.Module | None = None) -> Self:
+        """The learner that `save` wrote, with no data at hand; `backbone` again where it was a module of one's own.
+
+        >>> import numpy as np, protocore, tempfile
+        >>> learner = protocore.Learner("er", image_shape=(1, 8, 8), spc=2, steps=2)
+        >>> _ = learner.partial_fit(np.zeros((4, 1, 8, 8), np.uint8), ["a", "b", "a", "b"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     learner.save(f"{folder}/mine.learner")
+        ...     protocore.Learner.load(f"{folder}/mine.learner").classes_
+        ['a', 'b']
+        """
+        with python_words(True):
+            learner = load_learner(cls, Path(path), backbone)
+        learner.speaks_python = True
+        return learner
 
     def restore(self, path: Path, task: Task | None = None) -> dict[str, Any]:
         """Take up what `save` wrote; `task` is the open task where it was saved inside one. Returns `extra`."""
-        tensors, metadata = read_tensors(path)
-        try:
-            header = json.loads(metadata["protocore"])
-            if header["format"] != FORMAT:
-                raise DataError(f"{path}: made by another version ({header['format']!r}, this one reads {FORMAT!r})")
-            part = {
-                group: {k.removeprefix(group + "/"): v for k, v in tensors.items() if k.startswith(group + "/")}
-                for group in ("net", "extra", "method", "scratch", "optimizer")
-            }
-            self.net.load_state_dict(part["net"])
-            if self.method.extra is not None:
-                self.method.extra.load_state_dict(part["extra"])
-            self.classes_, self.tasks_ = list(header["classes"]), int(header["tasks"])
-            self.method.seen, self.method.current = list(header["seen"]), list(header["current"])
-            self.method.first_classes = list(header["first_classes"])
-            self.seconds, self.tools.seconds = dict(header["seconds"]), dict(header["inner_seconds"])
-            self.images_learned = int(header["images"])
-            if task is not None:
-                self.tools.resuming = True
-                self.method.begin_task(task)  # on an empty memory: it must not touch what is taken up now
-                self.tools.resuming = False
-            self.method.load_state(part["method"])
-            if task is not None:
-                self.method.load_scratch(part["scratch"])
-            self._optimizer = make_optimizer(self._trained(), self.settings) if header["has_optimizer"] else None
-            if self._optimizer is not None:
-                state: dict[int, dict[str, Tensor]] = {}
-                for key, value in part["optimizer"].items():
-                    index, _, name = key.partition("/")
-                    state.setdefault(int(index), {})[name] = value
-                blank = self._optimizer.state_dict()
-                self._optimizer.load_state_dict({"state": state, "param_groups": blank["param_groups"]})
-            torch.set_rng_state(tensors["rng"])
-            if "rng cuda" in tensors:
-                torch.cuda.set_rng_state(tensors["rng cuda"], self.machine.device)
-            return header["extra"]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{path}: not a checkpoint of this run ({error}); start again with --restart") from None
+        return restore(self, path, task)

@@ -26,7 +26,7 @@ def window_size(settings: Settings) -> int:
 def check_task(learner: Learner, task: Task) -> None:
     """Too small a budget for the task that begins is an error now, not after the training."""
     if _limited(learner):
-        _check(learner, learner.method.horizon(task), learner.classes_)
+        _check(learner, learner.method.horizon(task), learner.class_names)
 
 
 def check_stream(learner: Learner, stream: Stream) -> None:
@@ -97,7 +97,7 @@ def _smaller(learner: Learner, stream: Stream) -> str:
         return ""
     try:
         config = replace(learner.config, settings=replace(settings, codec=SMALLER))
-        other = type(learner)(config, learner.image_shape, classes=len(stream.class_names))
+        other = type(learner).of(config, learner.image_shape, classes=len(stream.class_names))
     except UserError:  # not for such pictures, or not with these options
         return ""
     size, mine = other.tools.codec.exemplar_bytes, codec.exemplar_bytes or codec.largest

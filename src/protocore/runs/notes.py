@@ -7,9 +7,9 @@ import statistics
 
 from protocore.config import Resolved, Settings, plural
 from protocore.data.stream import Stream
-from protocore.methods import method_named
 from protocore.learn.loop import steps_for
 from protocore.learn.metrics import Matrix
+from protocore.methods import method_named
 
 LEARNED = 0.4  # of the way from chance to 100 %: less, and a task counts as not learned
 MANY_STEPS = 2000  # a task: a network that has not learned it by then needs something else than more of them

@@ -85,6 +85,20 @@ class Result:
         return sum(e.rows for e in self.ledger.entries) <= 1
 
     @property
+    def decoder_bytes(self) -> int:
+        """Bytes kept once for any number of classes, beside the memory."""
+        return sum(e.bytes for e in self.ledger.entries if e.kind == "decoder")
+
+    @property
+    def exemplars(self) -> dict[str, int]:
+        """How many exemplars are kept, by what they are: synthetic, coded (a compressed real picture) or real."""
+        found: dict[str, int] = {}
+        for e in self.ledger.entries:
+            if e.kind == "exemplars" and e.name.endswith("/labels"):
+                found[e.origin or "real"] = found.get(e.origin or "real", 0) + e.rows
+        return found
+
+    @property
     def threads(self) -> int | None:
         threads = self.machine.get("threads")
         return threads if isinstance(threads, int) else None
@@ -133,9 +147,10 @@ def result_of(document: Any, name: object) -> Result:
                         "use the version that wrote it, or run it again")
     f = Fields(document, name, _WAY_OUT)
     names = f.maybe(f.texts, "class_names", [])
-    entries = [_entry(row) for row in f.objects("ledger")]
+    settings = _settings(f)
+    entries = [_entry(row, lossless=settings["codec"] == "pixels") for row in f.objects("ledger")]
     return Result(
-        command=f.text("command"), settings=_settings(f), options=f.scalars("options"),
+        command=f.text("command"), settings=settings, options=f.scalars("options"),
         sources={key: str(value) for key, value in f.scalars("sources").items()}, tasks=f.whole("tasks"),
         classes=_classes(f, names),
         class_incremental=_scores(f, "class_incremental"), task_incremental=_scores(f, "task_incremental"),
@@ -179,11 +194,15 @@ def _scores(f: Fields, key: str) -> Scores:
                                              for name in ("A_L", "A_mean", "forgetting")))
 
 
-def _entry(row: Fields) -> Entry:
-    known = {"name": row.text("name"), "bytes": row.whole("bytes"), "rows": row.whole("rows"),
-             "shared": row.truth("shared")}
-    others = {field.name for field in dataclasses.fields(Entry)} - known.keys()
-    return Entry(**known, **{name: row.text(name) for name in others if row.values.get(name) is not None})
+def _entry(row: Fields, *, lossless: bool) -> Entry:
+    """A row of the ledger; where an older version did not say what it is, its name tells."""
+    name, kind, origin = row.text("name"), row.maybe(row.text, "kind", ""), row.maybe(row.text, "origin", None)
+    if not kind and "exemplars/" in name:
+        kind, first = "exemplars", name.partition(" ")[0]
+        origin = first if first in ("synthetic", "coded") else "real" if lossless else "coded"
+    elif not kind and name.startswith("decoder"):
+        kind = "decoder"
+    return Entry(name, row.whole("bytes"), row.whole("rows"), row.truth("shared"), kind, origin)
 
 
 def _classes(f: Fields, names: list[str]) -> int:

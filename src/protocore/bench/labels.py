@@ -1,0 +1,60 @@
+"""Short names for runs in tables and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protocore.config import format_bytes
+from protocore.methods import METHODS
+from protocore.runs.folder import BESIDE_THE_POINT
+from protocore.runs.result import Result
+
+OF_EXEMPLARS = ("spc", "capacity", "budget", "codec")  # they mean nothing to a method that keeps none
+
+
+def run_labels(results: Sequence[Result]) -> list[str]:
+    """A short name for each run: method, size, and whatever else sets it apart from runs named alike."""
+    values = [{**r.settings, **r.options} for r in results]
+    mixed = len({v["benchmark"] for v in values}) > 1
+    names = [_method_and_size(v) + (f" on {v['benchmark']}" if mixed else "") for v in values]
+    labels = []
+    for name, own, result in zip(names, values, results, strict=True):
+        alike = [v for n, v in zip(names, values, strict=True) if n == name]
+        aside = BESIDE_THE_POINT if _has_exemplars(own) else (*BESIDE_THE_POINT, *OF_EXEMPLARS)
+        said = [_word(k, v) for k, v in own.items()
+                if k not in aside and result.sources.get(k, "default") != "default"
+                and any(other.get(k) != v for other in alike)]
+        labels.append(", ".join([name, *said]))
+    return labels
+
+
+def _method_and_size(values: Mapping[str, Any]) -> str:
+    if not _has_exemplars(values):
+        return values["method"]
+    size = ""
+    if values.get("budget"):
+        size = f" {format_bytes(values['budget'])}"
+    elif values.get("capacity"):
+        size = f" capacity {values['capacity']}"
+    elif values.get("spc"):
+        size = f" spc {values['spc']}"
+    real = values.get("real")
+    if real:  # the paper's 20+1: real and condensed exemplars of a class
+        size = f" spc {real}+{values['spc']}" if size == f" spc {values['spc']}" else f"{size}, {real} real"
+    codec = re.sub(r"[^:,]*[/\\](?=.)", "", values.get("codec", "pixels"))  # no folders of the machine
+    return values["method"] + size + (f", {codec}" if codec != "pixels" else "")
+
+
+def _has_exemplars(values: Mapping[str, Any]) -> bool:
+    """Whether sizes and codecs mean something to the method; to one that is not known here they may."""
+    method = METHODS.get(values["method"])
+    return method is None or method.replays
+
+
+def _word(name: str, value: Any) -> str:
+    name = name.replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

@@ -1,0 +1,59 @@
+"""Pictures and labels as people have them, as the learner wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocore.errors import UserError, shown
+from protocore.memory.codings import to_uint8
+
+Images = np.ndarray | Tensor
+Labels = Sequence[Hashable] | np.ndarray | Tensor
+
+
+def checked_images(images: Images, shape: tuple[int, int, int]) -> Tensor:
+    """Pictures (N, C, H, W) of the learner's shape: uint8, or floats between 0 and 1."""
+    x = torch.as_tensor(images)
+    if x.ndim != 4 or tuple(x.shape[1:]) != tuple(shape):
+        raise UserError(f"images must have shape (N, {', '.join(map(str, shape))}); met {tuple(x.shape)}")
+    if x.dtype == torch.uint8:
+        return x
+    if not x.is_floating_point():
+        raise UserError(f"images must be uint8, or floats between 0 and 1; met {str(x.dtype).removeprefix('torch.')}")
+    if len(x) and not (float(x.min()) >= 0 and float(x.max()) <= 1):  # NaN is neither
+        raise UserError(f"images as floats must lie between 0 and 1; met {float(x.min()):g} to {float(x.max()):g}: "
+                        "divide by 255, or give uint8")
+    return x
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """uint8 of what `checked_images` let through."""
+    return images if images.dtype == torch.uint8 else to_uint8(images)
+
+
+def as_labels(labels: Labels, count: int) -> list[Hashable]:
+    """One label a picture; numpy's and torch's numbers become Python's, so that 5 is 5."""
+    values: list[Any] = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else \
+        [v.item() if isinstance(v, np.generic) or (isinstance(v, Tensor) and v.ndim == 0) else v for v in labels]
+    if len(values) != count:
+        raise UserError(f"there must be a label for each picture: met {count} pictures and {len(values)} labels")
+    for value in values:
+        if not isinstance(value, Hashable) or value != value:  # NaN: it would never be found again
+            raise UserError(f"a label must be a name, a number or another hashable value; met {shown(value)}")
+    return values
+
+
+def as_array(labels: Sequence[Hashable]) -> np.ndarray:
+    """Labels as an array: of texts or whole numbers where all are, else of objects."""
+    kinds = {type(label) for label in labels}
+    if kinds in ({str}, {int}):
+        return np.array(labels)
+    array = np.empty(len(labels), dtype=object)
+    for i, label in enumerate(labels):
+        array[i] = label
+    return array
