@@ -328,6 +328,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def _toml(text: str) -> Any:
     import tomllib
 
+    if any(line.count(".") > 64 for line in text.splitlines()):  # the parser takes minutes for a name of many parts
+        raise UserError("has a line of more than 64 dots; write `setting = value` lines")
     return tomllib.loads(text)
 
 

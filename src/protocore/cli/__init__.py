@@ -24,7 +24,7 @@ from protocore.version import __version__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `protocore` command."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     # Waiting threads that spin make two threads on a busy two-core machine eleven times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.stdout is None:
@@ -87,8 +87,6 @@ def make_parser(words: Sequence[str] = ()) -> Parser:
         add(commands)
     if words and words[0].startswith("-") and words[0] not in parser.takes():
         parser.error(f"{words[0]}: flags stand after a command, as in `protocore list --json`")
-    if words and not words[0].startswith("-") and words[0] not in commands.choices:
-        parser.error(f"unknown command {parser.known_as(words[0], commands.choices)}")
     return parser
 
 

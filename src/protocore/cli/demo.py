@@ -21,17 +21,16 @@ def add_demo(commands: Any) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from protocore.bench import figures
     from protocore.bench.tables import summary_table
     from protocore.cli.execute import execute
+    from protocore.cli.terminal import Terminal
     from protocore.runs.configure import configure
 
     runs = Path(arguments.runs)
     done = [execute(configure({**flags, "benchmark": "digits"}), runs, again=True) for flags in DEMO]
     results = [run.result for run in done]
-    console = Console()
+    console = Terminal()
     console.print(f"The digits 0 to 9 in five tasks of two. Both memories may have {BUDGET:,} bytes: er keeps pictures "
                   "as they are,\nprotocore keeps codes of them. finetune keeps nothing.\n", soft_wrap=True)
     console.print(summary_table(results, width=console.width))

@@ -27,9 +27,9 @@ def _health(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report))
         return 0
-    from rich.console import Console
+    from protocore.cli.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     console.print(health_table(report))
     console.print(f"A network trained on the data just now ({report['fresh_steps']} steps) gets "
                   f"{report['fresh_network_test_accuracy']:.1f} % of the test pictures right.", highlight=False)

@@ -44,9 +44,9 @@ def _list(arguments: argparse.Namespace) -> int:
                           "fits": list(m.fits), "checks": m.checks} for name, m in METHODS.items()}
         print(json.dumps(chosen | ({"method_details": details} if "methods" in chosen else {})))
         return 0
-    from rich.console import Console
+    from protocore.cli.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     if arguments.what == "methods":
         console.print(_methods(METHODS))
         console.print(_METHODS_LEGEND, highlight=False)

@@ -83,10 +83,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _print_table(file: Path, pack: Pack, lines: list[Line]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from protocore.cli.terminal import Terminal
     from protocore.memory.pack.checks import plain
 
     # Text, for a string would be read as markup, and these are words of the file.
@@ -97,7 +97,7 @@ def _print_table(file: Path, pack: Pack, lines: list[Line]) -> None:
         a_class = "" if line.class_bytes is None else format_bytes(line.class_bytes)
         table.add_row(Text(plain(line.part) + note), line.origin, str(line.classes or ""), str(line.exemplars or ""),
                       f"{line.bytes:,}", a_class)
-    console = Console()
+    console = Terminal()
     console.print(title, soft_wrap=True)  # a table would break it at its own width
     console.print(table)
 

@@ -66,6 +66,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{shown(rest[0])} is one word too many")
         return parsed, rest
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse's own says nothing where its help could not be written."""
+        (file or sys.stderr).write(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = {"command": "command", "verb": "command"}.get(action.dest, "choice")
+            self.error(f"unknown {what} {self.known_as(str(value), action.choices)} (known: "
+                       f"{', '.join(map(str, action.choices))})")
+
     @staticmethod
     def known_as(name: str, known: Iterable[str]) -> str:
         """An unknown name as errors say it, with the known one that is near."""

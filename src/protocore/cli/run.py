@@ -83,7 +83,10 @@ def _add_options(run: Parser, words: Sequence[str]) -> None:
     from protocore.methods import METHODS, method_named
 
     if found.unknown:
-        found = sort_words(words, known | {name: takes for m in METHODS.values() for name, takes in _takes(m).items()})
+        known |= {name: takes for m in METHODS.values() for name, takes in _takes(m).items()}
+        found = sort_words(words, known)
+        if found.unknown:
+            run.error(f"unknown flag {run.known_as(found.unknown[0], known)}")
     method = method_named(found.plain[0] if found.plain else _method_of_files(found.flags) or "protocore")
     if dataclasses.fields(method.Options):
         _flags(run.add_argument_group(f"options of {method.name}"), method.Options, "method")
@@ -163,11 +166,10 @@ def _run(arguments: argparse.Namespace) -> int:
         documents = [result.to_json() for result in results]
         print(json.dumps(documents[0] if seeds is None else documents))
         return 0
-    from rich.console import Console
-
     from protocore.bench.tables import ledger_table, summary_table
+    from protocore.cli.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     console.print(summary_table(results, mean=seeds is not None, width=console.width))
     if seeds is None:
         console.print(ledger_table(results[0]))

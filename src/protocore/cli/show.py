@@ -26,11 +26,10 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result.to_json()))
         return 0
-    from rich.console import Console
-
     from protocore.bench.tables import config_table, ledger_table, matrix_table, summary_table
+    from protocore.cli.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     console.print(summary_table([result], width=console.width))
     console.print(matrix_table(result.class_incremental.R))
     console.print(ledger_table(result))
