@@ -2,11 +2,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SECONDS ?= 600
 
 # What computes with floats: losses, methods, condensation, codecs and what they stand on
 NUMERIC := tests/methods tests/condense tests/codecs tests/learn tests/backbones tests/data/test_augment.py tests/memory/test_exemplars.py
 
-.PHONY: demo test test-numeric test-portable check tables overhead clean
+.PHONY: demo test test-numeric test-portable fuzz check tables overhead clean
 
 demo: $(STAMP)  ## Learn the embedded digits with three methods; a table and pictures
 	$(BIN)/protocore demo
@@ -20,6 +21,12 @@ test-numeric: $(STAMP)  ## The tests that compute, without the vector instructio
 
 test-portable: $(STAMP)  ## Every test under every instruction set that the processor has, with 1 and 2 threads
 	$(BIN)/python benchmarks/portable.py $(TESTS)
+
+fuzz: $(STAMP)  ## Damaged files into every reader, for SECONDS; guided by coverage where atheris installs
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]' || \
+	    echo "atheris does not install here: hypothesis takes its place"
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS) $(TARGETS)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
+import errno
+import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -13,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from protocore.errors import DataError
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}  # no fault of the file
 
 
 def unpack(archive: Path, root: Path, limit: int) -> None:
@@ -35,8 +39,10 @@ def unpack(archive: Path, root: Path, limit: int) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             with stream, open(target, "xb") as out:
                 shutil.copyfileobj(stream, out)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, FileExistsError,
-            NotADirectoryError, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError,
+            ValueError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            raise
         raise DataError(f"{archive}: cannot be unpacked ({error}); delete it and get it again") from error
 
 

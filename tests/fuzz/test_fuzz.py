@@ -1,0 +1,91 @@
+"""Some hundred damaged files for every reader, the same ones each time; `make fuzz` tries many more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fuzz.check import Finding, check, warm
+from fuzz.mutate import NASTY, damaged_bytes, damaged_json, dumped
+from fuzz.targets import TARGETS, Target
+from protocore.errors import DataError, UserError
+
+_INPUTS = {"result": 60, "learner": 60, "pack": 150}  # those that take longer
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_only_errors_that_a_user_can_act_on_come_out_of_damaged_files(name: str, tmp_path: Path) -> None:
+    target, draw = TARGETS[name], Random(f"{name} 1")
+    warm(target, tmp_path)
+    for data in target.seeds:
+        assert check(target, data, tmp_path) is None, "a sound file is read"
+    refused = 0
+    for _ in range(_INPUTS.get(name, 200)):
+        refused += check(target, target.mutant(draw), tmp_path) is not None
+    assert refused > 20
+
+
+@pytest.mark.parametrize("name", ["pack", "learner", "decoder"])
+def test_damage_that_is_sealed_again_passes_the_checksum(name: str, tmp_path: Path) -> None:
+    target, draw, words = TARGETS[name], Random(2), []
+    for _ in range(120):
+        try:
+            words += list(target.read(target.place(tmp_path, target.mutant(draw))) or ("read",))
+        except UserError as error:
+            words.append(str(error))
+    behind = [text for text in words if "sha256" not in text and "hash" not in text
+              and "not what was written" not in text]
+    assert len(set(behind)) > 25
+
+
+def faulty(read: object) -> Target:
+    return Target("faulty", "file", lambda: [b"sound"], read)  # type: ignore[arg-type]
+
+
+def test_another_exception_is_a_finding(tmp_path: Path) -> None:
+    def read(path: Path) -> None:
+        {}["missing"]
+
+    with pytest.raises(Finding, match="KeyError") as found:
+        check(faulty(read), b"", tmp_path)
+    assert found.value.key.startswith("KeyError")
+
+
+def test_too_much_time_memory_or_an_unprintable_word_is_a_finding(tmp_path: Path) -> None:
+    def slow(path: Path) -> None:
+        begun = time.process_time()
+        while time.process_time() < begun + 2.1:
+            pass
+
+    def large(path: Path) -> None:
+        b"\1" * (400 << 20)
+
+    def loud(path: Path) -> Iterator[str]:
+        yield "\x1b[2J"
+
+    for read, word in ((slow, "s, where"), (large, "MB more"), (loud, "not printable")):
+        with pytest.raises(Finding, match=word):
+            check(faulty(read), b"", tmp_path)
+
+
+def test_a_sound_reader_gives_its_error_or_nothing(tmp_path: Path) -> None:
+    def read(path: Path) -> None:
+        if path.read_bytes() != b"sound":
+            raise DataError("not sound")
+
+    assert check(faulty(read), b"sound", tmp_path) is None
+    assert check(faulty(read), b"", tmp_path) == "not sound"
+
+
+def test_the_same_draws_give_the_same_damage() -> None:
+    document = {"a": [1, 2, {"b": "text"}], "c": 1.5}
+    for seed in range(50):
+        one, two = (dumped(damaged_json(document, Random(seed))) for _ in range(2))
+        assert one == two
+        assert damaged_bytes(b"some bytes", Random(seed)) == damaged_bytes(b"some bytes", Random(seed))
+    assert document == {"a": [1, 2, {"b": "text"}], "c": 1.5}
+    assert [] in NASTY, "what is put into documents is put there as a copy"
