@@ -96,7 +96,7 @@ def keep_last(name: str) -> None:
 
 
 def alone(name: str, seconds: float, engine: str) -> int:
-    """Search in this process until the time is over, which runs from its start."""
+    """Search in this process until the time is over, which runs from its start; half of it is for searching."""
     begun = time.monotonic()
     if engine == "atheris":
         import atheris
@@ -112,6 +112,7 @@ def alone(name: str, seconds: float, engine: str) -> int:
     if sys.platform == "linux":
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, used + _ROOM))
+    search.end = max(search.end, time.monotonic() + seconds / 2)
     (guided if engine == "atheris" else drawn)(target, search)
     return 0
 
