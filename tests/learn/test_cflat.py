@@ -1,18 +1,21 @@
 """C-Flat: the gradient of its authors' step, four evaluations that differ in nothing but the weights."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from helpers import learner as small_learner
+from helpers import task_of
 from protocore.data.augment import to_float
-from protocore.data.stream import Task
 from protocore.learn.cflat import flat_step
 from protocore.learn.learner import Learner
 from protocore.learn.loop import plan_for
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 
@@ -197,16 +200,7 @@ def test_batch_statistics_are_still_those_of_the_batch():
 # -- in the training loop ------------------------------------------------------------------------------------
 
 
-def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    return Task.from_arrays(images, labels)
-
-
-def learner(**flags) -> Learner:
-    flags = {"method": "cflat", "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 6, "replay_batch": 5, "epochs": 1, "spc": 4} | flags
-    return Learner(configure(flags), SHAPE)
+learner = partial(small_learner, "cflat", SHAPE, epochs=1)
 
 
 def passes(mine: Learner) -> list[torch.Tensor]:
@@ -340,5 +334,5 @@ def test_weight_decay_is_no_part_of_the_perturbed_loss():
 def test_cflat_on_digits(tmp_path):
     flags = {"method": "cflat", "backbone": "mlp", "epochs": 5, "lr": 0.01, "images_per_class": 60, "threads": 1}
     result = run(configure(flags), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 55  # fine-tuning: 19
-    assert math.isfinite(result["class_incremental"]["forgetting"])
+    assert result.class_incremental.A_T >= 55  # fine-tuning: 19
+    assert math.isfinite(result.class_incremental.forgetting)

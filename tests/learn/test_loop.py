@@ -14,7 +14,7 @@ from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.learn.loop import Plan, adopt, grow_head, learning_rate, make_optimizer, plan_for
 from protocore.methods.parts.losses import masked_cross_entropy
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 
 
 def toy(n: int = 20, classes: int = 2, shape: tuple[int, int, int] = (1, 4, 4), first: int = 0) -> Task:
@@ -26,7 +26,7 @@ def toy(n: int = 20, classes: int = 2, shape: tuple[int, int, int] = (1, 4, 4), 
 def learner(shape=(1, 4, 4), **flags) -> Learner:
     flags = {"method": "finetune", "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none",
              "threads": 1, "batch": 6, "epochs": 2} | flags
-    return Learner(configure(flags), shape)
+    return Learner.of(configure(flags), shape)
 
 
 # -- where batches come from -------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_task_starts_with_a_fresh_optimiser_and_an_online_stream_goes_on_with_
     mine = learner(epochs=1)
 
     def steps_of_adam():
-        return {int(state["step"]) for state in mine._optimizer.state.values()}
+        return {int(state["step"]) for state in mine.optimizer.state.values()}
 
     mine.learn(toy(12))
     mine.learn(toy(18, first=2))
@@ -250,7 +250,7 @@ def test_batch_norm_gets_company_for_a_lone_last_sample() -> None:
     def rows_seen(norm: str) -> list[int]:
         config = configure({"method": "finetune", "benchmark": "digits", "backbone": "resnet18", "width": 4,
                             "norm": norm, "batch": 4, "epochs": 1, "augment": "none", "threads": 1})
-        learner = Learner(config, (1, 8, 8))
+        learner = Learner.of(config, (1, 8, 8))
         sizes: list[int] = []
         inner = learner.method.loss
         learner.method.loss = lambda batch: sizes.append(len(batch.labels)) or inner(batch)  # type: ignore[func-returns-value,method-assign]
@@ -262,4 +262,4 @@ def test_batch_norm_gets_company_for_a_lone_last_sample() -> None:
     config = configure({"method": "finetune", "benchmark": "digits", "backbone": "resnet18", "width": 4, "threads": 1})
     alone = Task.from_arrays(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]))
     with pytest.raises(UserError, match="--norm group"):
-        Learner(config, (1, 8, 8)).learn(alone)
+        Learner.of(config, (1, 8, 8)).learn(alone)

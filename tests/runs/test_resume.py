@@ -16,6 +16,7 @@ from protocore.errors import DataError, UserError
 from protocore.runs.configure import configure
 from protocore.runs.job import Interrupted, run
 from protocore.runs.reporters import Quiet
+from protocore.runs.result import read_result
 
 SMALL = {"benchmark": "digits", "images_per_class": 24, "epochs": 3, "batch": 8, "replay_batch": 8, "threads": 1,
          "backbone": "mlp", "width": 12, "condense_steps": 4}
@@ -240,8 +241,7 @@ def test_a_run_is_the_same_twice_and_writing_checkpoints_does_not_change_it(tmp_
 def test_like_gives_the_same_numbers(tmp_path):
     flags = flags_of("protocore refresh blurry")
     run(configure(flags), tmp_path / "a")
-    like = json.loads((tmp_path / "a" / "result.json").read_text())
-    run(configure({}, like=like), tmp_path / "b")
+    run(configure({}, like=read_result(tmp_path / "a")), tmp_path / "b")
     assert_same(outcome(tmp_path / "a"), outcome(tmp_path / "b"))
 
 
@@ -297,6 +297,6 @@ def test_a_checkpoint_of_other_settings_is_refused(stopped):
 
 def test_what_a_kill_left_half_written_is_cleared_away(stopped):
     flags, folder, _ = stopped
-    (folder / ".checkpoint.safetensors.x1y2").write_bytes(b"half")
+    (folder / f".checkpoint.safetensors.{'0f' * 16}").write_bytes(b"half")
     run(configure(flags), folder)
     assert finished_cleanly(folder)

@@ -59,7 +59,8 @@ class Task:
             labels = [at[value] for value in values]
         y = np.asarray(labels) if len(labels) else np.empty(0, np.int64)
         if y.shape != (len(array),) or not np.issubdtype(y.dtype, np.integer):
-            raise UserError(f"labels must be {len(array)} whole numbers; met {y.dtype} {y.shape}")
+            raise UserError(f"there must be {len(array)} labels, whole numbers where class_names are given; met "
+                            f"{y.dtype} {y.shape}")
         if len(y) and y.min() < 0:
             raise UserError(f"labels must be whole numbers from 0; met {y.min()}")
         if class_names is not None and len(y) and y.max() >= len(class_names):
@@ -102,9 +103,9 @@ class Task:
             return self._lend(self._pixels.index_select(0, _numbers(rows)))  # a copy, whatever `rows` looks like
         return self._lend(torch.from_numpy(self._images.take(self._rows[_numbers(rows).numpy()])))
 
-    def code(self, through: Callable[[Tensor], Tensor]) -> None:
-        """Keep a second copy of the images as a codec shows them (uint8 to uint8), made once."""
-        self._coded = torch.cat([through(self.take(rows)) for rows in torch.arange(len(self)).split(256)])
+    def code(self, through: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Keep a second copy of the images as a codec shows them: `through` images and their rows, made once."""
+        self._coded = torch.cat([through(self.take(rows), rows) for rows in torch.arange(len(self)).split(256)])
 
     def take_coded(self, rows: Tensor) -> Tensor:
         """Copies of the coded images of these rows; the images themselves where there is no codec."""

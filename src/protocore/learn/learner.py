@@ -139,15 +139,15 @@ class Learner:
             x = as_bytes(checked_images(images, self.image_shape))
             return self.learn(Task.from_arrays(x, as_labels(labels, len(x))))
 
-    def learn(self, task: Task, *, class_names: Sequence[Hashable] | None = None, progress: Progress | None = None,
-              on_step: StepHook | None = None, start: int = 0) -> Self:
-        """Learn a task and close it. `start` is the step from which an interrupted task goes on.
+    def learn(self, task: Task, *, progress: Progress | None = None, on_step: StepHook | None = None,
+              start: int = 0) -> Self:
+        """Learn a task and close it. Classes are known by their names, which the task carries.
 
-        Classes are known by name: `class_names`, else the task's own, are those of its labels 0, 1, ...
+        `start` is the step from which an interrupted task goes on.
         """
         with python_words(self.speaks_python, type(self.config.options)):
             if start == 0:
-                self._number(task, class_names)
+                self._number(task)
             self._code(task)
             plan = plan_for(task, self.settings, self.tasks_)
             if start == 0:
@@ -158,11 +158,11 @@ class Learner:
             self._rehearse()
         return self
 
-    def learn_window(self, task: Task, *, class_names: Sequence[Hashable] | None = None,
-                     progress: Progress | None = None, on_step: StepHook | None = None, start: int = 0) -> None:
+    def learn_window(self, task: Task, *, progress: Progress | None = None, on_step: StepHook | None = None,
+                     start: int = 0) -> None:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
         if start == 0:
-            self._number(task, class_names)
+            self._number(task)
         self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
                     (self.settings.seed, self.tasks_), shuffled=False)
@@ -173,7 +173,7 @@ class Learner:
         self._close(task)
         self._rehearse()
 
-    def _number(self, task: Task, class_names: Sequence[Hashable] | None) -> None:
+    def _number(self, task: Task) -> None:
         """The task's labels become positions in `classes_`: known names keep theirs, new ones are added.
 
         Names that go on where `classes_` ends, as those of a stream do, number the classes as they stand. A task
@@ -184,7 +184,7 @@ class Learner:
         if not len(task):
             raise UserError("the task holds no images")
         top = max(task.classes) + 1
-        names = list(class_names or task.class_names or self.classes_ + list(range(len(self.classes_), top)))
+        names = list(task.class_names or self.classes_ + list(range(len(self.classes_), top)))
         if names[: len(self.classes_)] == self.classes_[: len(names)]:
             self.classes_ += names[len(self.classes_) : top]
             return
@@ -219,13 +219,13 @@ class Learner:
         self.tools.codings.forget()
         if self.tools.space != "raw":
             with self.tools.timed("code"):
-                task.code(lambda images: self.through_codec(images, remember=True))
+                task.code(self.through_codec)
 
     @torch.no_grad()
-    def through_codec(self, images: Tensor, *, remember: bool = False) -> Tensor:
-        """uint8 images as they come back from the codec."""
+    def through_codec(self, images: Tensor, rows: Tensor | None = None) -> Tensor:
+        """uint8 images as they come back from the codec; those of the open task (these rows of it) are coded once."""
         codings = self.tools.codings
-        return torch.cat([codings.images(codings.of(part, remember=remember)) for part in images.split(256)])
+        return codings.images(codings.of(images, rows))
 
     def _close(self, task: Task) -> None:
         task.close()
@@ -325,7 +325,7 @@ class Learner:
     def save_pack(self, path: str | Path) -> None:
         """The memory alone, as a file to ship: `load_pack` of a learner of the same kind takes it up."""
         write_pack(Path(path), self.memory(), class_names=self.class_names, codec=self.tools.codec,
-                   method=self.settings.method)
+                   method=self.settings.method, origins={store.name: store.origin for store in self.method.stores()})
 
     def load_pack(self, path: str | Path) -> Self:
         """Take up a memory that was shipped: same method, codec and picture shape; this learner must be new."""

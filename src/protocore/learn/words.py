@@ -10,21 +10,22 @@ from contextlib import contextmanager
 from protocore.config import Settings, kind_of
 from protocore.errors import UserError
 
-_FLAG = re.compile(r"--(no-)?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: ([A-Z]+\b|'[^']*'|[0-9][^\s;)]*[^\s;,.:)]|[0-9]))?")
+_FLAG = re.compile(r"--(no-)?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
+                   r"(?: ([A-Z]+\b|'[^']*'|[0-9][^\s;)]*[^\s;,.:)]|[0-9]|[a-z]+))?")
 
 
 def in_python(text: str, options: type | None = None) -> str:
-    """The text with every flag of `Settings` and of the method's options written as an argument."""
-    classes = [cls for cls in (Settings, options) if cls is not None]
-    kinds = {f.name: kind_of(cls, f.name)[0] for cls in classes for f in dataclasses.fields(cls)}
+    """The text with every flag written as an argument; a word behind one is its value if it can be."""
+    known = {f.name: (kind_of(cls, f.name)[0], f.metadata.get("choices", ()))
+             for cls in (Settings, options) if cls is not None for f in dataclasses.fields(cls)}
 
     def argument(found: re.Match[str]) -> str:
-        negated, name, value = found[1], found[2].replace("-", "_"), found[3]
-        if name not in kinds:
-            return found[0]
-        if kinds[name] is bool:
-            return f"{name}={not negated}" + (f" {value}" if value else "")
-        return f"{name}={value}" if value else name
+        name, value = found[2].replace("-", "_"), found[3] or ""
+        kind, choices = known.get(name, (str, ()))
+        behind = f" {value}" if value else ""
+        if kind is bool:
+            return f"{name}={not found[1]}{behind}"
+        return f"{name}={value}" if value in choices or (value and not re.fullmatch("[a-z]+", value)) else name + behind
 
     return _FLAG.sub(argument, text)
 
