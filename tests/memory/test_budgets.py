@@ -19,7 +19,8 @@ from protocore.learn.room import check_stream
 from protocore.memory.plan import file_size, plan_of
 from protocore.memory.store import ExemplarStore
 from protocore.methods import METHODS
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SMALL = {"benchmark": "digits", "images_per_class": 14, "epochs": 1, "threads": 1, "backbone": "mlp", "width": 8,
          "batch": 8, "replay_batch": 8}
@@ -37,9 +38,9 @@ def flags_of(method: str, **more: object) -> dict[str, object]:
 def checked(flags: dict[str, object], folder: Path) -> dict[str, object]:
     """A run whose memory keeps to its budget at every evaluation and is as large as its ledger says."""
     result = run(configure(flags), folder, restart=True)
-    kept, size = result["bytes_after_each_task"], (folder / "memory.safetensors").stat().st_size
+    kept, size = result.bytes_after_each_task, (folder / "memory.safetensors").stat().st_size
     assert max(kept) <= flags.get("budget", max(kept))
-    assert result["bytes_kept"] == kept[-1] == size
+    assert result.bytes_kept == kept[-1] == size
     return result
 
 
@@ -75,7 +76,7 @@ def test_pictures_that_take_more_and_more_bytes_stay_within_the_budget(flags: di
     loud = np.clip(labels * 60, 0, 255)[:, None, None, None]
     images = (128 + loud * (rng.random((180, 1, 12, 12)) - 0.5)).clip(0, 255).astype(np.uint8)
     budget = 9_000
-    mine = Learner(configure({**SMALL, "online": True, "codec": "jpeg:95", "budget": budget, **flags}), (1, 12, 12))
+    mine = Learner.of(configure({**SMALL, "online": True, "codec": "jpeg:95", "budget": budget, **flags}), (1, 12, 12))
     seen: list[int] = []
     for part in np.split(np.arange(180), [70, 110, 150]):
         mine.learn_window(Task.from_arrays(images[part], labels[part]),
@@ -114,11 +115,11 @@ def test_the_advised_budget_lasts_to_the_end_of_the_stream_and_one_byte_less_is_
 def test_a_budget_of_what_a_run_took_is_enough_and_one_byte_less_is_not(method: str, tmp_path: Path) -> None:
     fixed = {"spc": 1} | ({"fill": "class"} if method in ("er", "derpp") else {})
     flags = flags_of(method, **(fixed if METHODS[method].replays else {}))
-    taken = checked(flags, tmp_path / "by number")["bytes_kept"]
+    taken = checked(flags, tmp_path / "by number").bytes_kept
     budget = {**flags, "budget": taken, "spc": None} if METHODS[method].replays else {**flags, "budget": taken}
     if method == "csrel":
         budget["balance"] = "on"  # as with --spc
-    assert checked(budget, tmp_path / "by bytes")["bytes_kept"] <= taken
+    assert checked(budget, tmp_path / "by bytes").bytes_kept <= taken
     with pytest.raises(BudgetError, match=f"need --budget {taken} "):
         checked(budget | {"budget": taken - 1}, tmp_path / "too small")
 
@@ -135,7 +136,7 @@ def test_a_refusal_names_the_first_class_without_room_the_total_and_a_codec_that
     flags = {**SMALL, "method": "er", "budget": 8_000, "fill": "class"}
 
     def check(**more: object) -> None:
-        check_stream(Learner(configure(flags | more), stream.image_shape), stream)
+        check_stream(Learner.of(configure(flags | more), stream.image_shape), stream)
 
     with pytest.raises(BudgetError) as refused:
         check()
@@ -157,10 +158,10 @@ def test_a_refusal_names_the_first_class_without_room_the_total_and_a_codec_that
 
 def test_the_check_before_the_training_changes_no_number(tmp_path: Path) -> None:
     flags = flags_of("er", codec="jpeg:50", budget=9_000)
-    mine = Learner(configure(flags), (1, 8, 8))
+    mine = Learner.of(configure(flags), (1, 8, 8))
     before = torch.get_rng_state()
     stream = named_stream(["a", "b"])
-    colour = Learner(configure(flags), stream.image_shape)
+    colour = Learner.of(configure(flags), stream.image_shape)
     torch.set_rng_state(before)
     check_stream(colour, stream)
     assert torch.equal(torch.get_rng_state(), before)
@@ -182,7 +183,7 @@ def test_no_exemplar_is_longer_than_a_decoder_says() -> None:
 
 
 def test_a_learner_of_own_tasks_is_checked_task_by_task() -> None:
-    mine = Learner(configure({**SMALL, "method": "icarl", "budget": 420}), (1, 8, 8))
+    mine = Learner.of(configure({**SMALL, "method": "icarl", "budget": 420}), (1, 8, 8))
     images = np.zeros((20, 1, 8, 8), np.uint8)
     mine.learn(Task.from_arrays(images, np.arange(20) % 2, class_names=("cat", "dog", "cow", "hen", "pig")))
     steps: list[int] = []
@@ -201,7 +202,7 @@ def test_what_a_budget_has_room_for_is_kept(method: str, tmp_path: Path) -> None
     flags = flags_of(method, budget=5_000, tasks=3, images_per_class=40, **more)
     result = checked(flags, tmp_path)
     row = 64 + 1 + 20 * (method in ("der", "derpp")) + 5 * (method == "csrel")
-    assert 5_000 - result["bytes_kept"] < row + 8  # headers come in eights
+    assert 5_000 - result.bytes_kept < row + 8  # headers come in eights
 
 
 @pytest.mark.parametrize(("flags", "counts"), [
@@ -210,7 +211,7 @@ def test_what_a_budget_has_room_for_is_kept(method: str, tmp_path: Path) -> None
 ])
 def test_the_remainder_goes_to_the_first_classes_but_icarl_keeps_to_its_paper(
         flags: dict[str, object], counts: list[int]) -> None:
-    mine = Learner(configure({**SMALL, **flags}), (1, 8, 8))
+    mine = Learner.of(configure({**SMALL, **flags}), (1, 8, 8))
     for first in (0, 2):
         mine.learn(Task.from_arrays(np.zeros((24, 1, 8, 8), np.uint8), np.arange(24) % 2 + first))
     assert list(mine.method.stores()[0].counts().values()) == counts
@@ -218,7 +219,7 @@ def test_the_remainder_goes_to_the_first_classes_but_icarl_keeps_to_its_paper(
 
 @pytest.mark.parametrize("method", KEEPING)
 def test_a_plan_is_the_memory_to_the_byte(method: str, tmp_path: Path) -> None:
-    mine = Learner(configure(flags_of(method, spc=1)), (1, 8, 8))
+    mine = Learner.of(configure(flags_of(method, spc=1)), (1, 8, 8))
     rng = np.random.default_rng(0)
     for first in (0, 2):
         images = rng.integers(0, 256, (24, 1, 8, 8), dtype=np.uint8)

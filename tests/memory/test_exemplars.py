@@ -17,17 +17,18 @@ from protocore.codecs.pixels import Pixels
 from protocore.codecs.vqgan import VQGANConfig
 from protocore.codecs.vqgan.training import train_decoder
 from protocore.condense.loop import Goals, Weights, condense, flat_maps
-from protocore.condense.store import CondensedMemory, Recipe, start_for
+from protocore.condense.store import CondensedStore, Recipe, start_for
 from protocore.condense.targets import Targets
 from protocore.data.stream import Task
 from protocore.errors import BudgetError, DataError, UserError
 from protocore.files import read_tensors
 from protocore.learn.learner import Learner
 from protocore.memory.pack import read_pack
-from protocore.memory.plan import plan_of
+from protocore.memory.plan import Horizon, plan_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.methods import METHODS
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 8, 8)
 NONE = torch.full((4, 6), float("nan"))
@@ -51,9 +52,9 @@ def goals(**more) -> Goals:
 # -- starts ----------------------------------------------------------------------------------------------------
 
 
-def memory(start: str, codec: str = "pixels") -> CondensedMemory:
+def memory(start: str, codec: str = "pixels") -> CondensedStore:
     recipe = Recipe(Weights(), 0, 0.1, start, 1e-4, None, False)
-    return CondensedMemory(codec_named(codec, SHAPE), 6, "float16", recipe)
+    return CondensedStore(codec_named(codec, SHAPE), 6, "float16", recipe)
 
 
 def targets() -> Targets:
@@ -66,14 +67,14 @@ def targets() -> Targets:
 def test_the_mean_start_is_the_mean_latent_of_the_samples_that_a_centre_stands_for(codec):
     images = torch.rand(5, *SHAPE)
     held = memory("mean", codec)
-    expected = torch.stack([held.decoder.encode(images[:3]).mean(0), held.decoder.encode(images[3:]).mean(0)])
+    expected = torch.stack([held.codec.encode(images[:3]).mean(0), held.codec.encode(images[3:]).mean(0)])
     assert torch.allclose(held.start(targets(), lambda rows: images[rows]), expected, atol=1e-5)
 
 
 def test_the_nearest_start_is_the_code_of_one_sample():
     images = torch.rand(5, *SHAPE)
     held = memory("nearest", "vqgan:1")
-    assert torch.allclose(held.start(targets(), lambda rows: images[rows]), held.decoder.encode(images[[1, 4]]))
+    assert torch.allclose(held.start(targets(), lambda rows: images[rows]), held.codec.encode(images[[1, 4]]))
 
 
 def test_random_codes_are_codes_and_random_pixels_are_noise():
@@ -200,7 +201,7 @@ def test_a_codec_of_pictures_codes_an_exemplar_once():
 ])
 def test_every_way_of_making_them_ends_in_a_memory_whose_file_is_as_long_as_its_ledger(flags, tmp_path):
     result = run(configure(SMALL | flags), tmp_path)
-    assert (tmp_path / "memory.safetensors").stat().st_size == result["bytes_kept"]
+    assert (tmp_path / "memory.safetensors").stat().st_size == result.bytes_kept
     pack = read_pack(tmp_path / "memory.pack")
     assert pack.info.ledger.total == (tmp_path / "memory.pack").stat().st_size
     synthetic = flags.get("exemplars") == "synthetic" or flags.get("start") == "random"
@@ -211,11 +212,11 @@ def test_every_way_of_making_them_ends_in_a_memory_whose_file_is_as_long_as_its_
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.replays])
 def test_pictures_that_take_more_bytes_than_those_before_them_stay_within_the_budget(method):
     flags = {"method": method, "codec": "webp:90", "budget": 12_000, "epochs": 1, "threads": 1, "width": 8}
-    learner = Learner(configure(flags), (1, 16, 16))
+    learner = Learner.of(configure(flags), (1, 16, 16))
     rng = np.random.default_rng(0)
     blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
     learner.learn(Task.from_arrays(blank, np.repeat([0, 1], 40)))
-    assert learner.method.stores()[0].size(lambda: torch.empty(0)).most < 40
+    assert learner.method.stores()[0].size(list).most < 40
     learner.learn(Task.from_arrays(noisy, np.repeat([2, 3], 40)))
     store = learner.method.stores()[0]
     assert learner.ledger().total <= 12_000
@@ -229,7 +230,7 @@ def test_pictures_that_take_more_bytes_than_those_before_them_stay_within_the_bu
 def test_a_budget_that_cannot_hold_the_new_pictures_is_an_error_and_empties_no_memory(method, budget, more):
     """The first pictures promised room; that the next ones take ten times as much shows after they are coded."""
     flags = {"method": method, "codec": "webp:90", "budget": budget, "epochs": 1, "threads": 1, "width": 8}
-    learner = Learner(configure(flags | more), (1, 16, 16))
+    learner = Learner.of(configure(flags | more), (1, 16, 16))
     rng = np.random.default_rng(0)
     blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
     learner.learn(Task.from_arrays(blank, np.repeat([0, 1], 40)))
@@ -245,11 +246,11 @@ def test_a_task_whose_pictures_look_larger_than_the_stored_ones_can_be_taken_up_
     blank, noisy = np.full((80, 1, 16, 16), 99, np.uint8), rng.integers(0, 256, (80, 1, 16, 16), np.uint8)
     first = Task.from_arrays(blank, np.repeat([0, 1], 40))
     second = Task.from_arrays(noisy, np.repeat([2, 3], 40))
-    learner = Learner(configure(flags), (1, 16, 16))
+    learner = Learner.of(configure(flags), (1, 16, 16))
     learner.learn(first)
     learner.begin(second)
     learner.save(tmp_path / "inside")
-    again = Learner(configure(flags), (1, 16, 16))
+    again = Learner.of(configure(flags), (1, 16, 16))
     again.restore(tmp_path / "inside", second)
     assert again.method.stores()[0].counts() == learner.method.stores()[0].counts()
 
@@ -258,7 +259,7 @@ def test_a_task_whose_pictures_look_larger_than_the_stored_ones_can_be_taken_up_
 def test_a_class_that_returns_with_few_samples_keeps_its_other_exemplars_and_its_prototype(exemplars, few, made):
     flags = {"method": "protocore", "exemplars": exemplars, "codec": "vqgan:1", "spc": 8, "epochs": 1, "threads": 1,
              "backbone": "mlp", "width": 16, "filter": False, "condense_steps": 2 if exemplars == "synthetic" else 0}
-    learner = Learner(configure(flags), SHAPE)
+    learner = Learner.of(configure(flags), SHAPE)
     rng = np.random.default_rng(0)
 
     def task(*counts):
@@ -282,8 +283,8 @@ def test_a_class_with_too_few_samples_for_a_blend_has_no_synthetic_exemplar():
     images = np.random.default_rng(0).integers(0, 256, (24, *SHAPE), np.uint8)
     few, both = (images[:4], [0] * 4), (images, [0] * 4 + [1] * 20)
     with pytest.raises(UserError, match=r"class 0 comes with 4 samples.* --blend 5 .* --exemplars coded"):
-        Learner(configure(flags), SHAPE).learn(Task.from_arrays(*few))
-    learner = Learner(configure(flags | {"online": True}), SHAPE)  # where it may come again with more
+        Learner.of(configure(flags), SHAPE).learn(Task.from_arrays(*few))
+    learner = Learner.of(configure(flags | {"online": True}), SHAPE)  # where it may come again with more
     learner.learn_window(Task.from_arrays(*few))
     assert len(learner.method.exemplars) == 0
     learner.learn_window(Task.from_arrays(*both))
@@ -318,7 +319,7 @@ def test_without_replay_there_is_no_gap_for_a_codec_to_close(tmp_path):
     flags = SMALL | {"method": "finetune"}
     flags.pop("condense_steps")
     plain, coded = (run(configure(flags | {"codec": codec}), tmp_path / codec) for codec in ("pixels", "webp"))
-    assert plain["class_incremental"] == coded["class_incremental"]
+    assert plain.class_incremental == coded.class_incremental
 
 
 @pytest.mark.parametrize("codec", ["vqgan:2", "vqgan:4"])
@@ -396,7 +397,7 @@ def test_int8_prototypes_are_off_by_half_a_step_and_cost_a_byte_a_value():
     tensors = store.tensors()
     assert tensors["prototypes/features"].dtype == torch.int8
     assert sum(t.nbytes for t in tensors.values()) == 3 * (40 + 2 + 1)
-    assert store.plan([2, 5, 9]) == plan_of(tensors)
+    assert store.plan(Horizon((2, 5, 9))) == plan_of(tensors)
     again = PrototypeStore(40, "int8")
     again.load(tensors)
     assert torch.equal(again.get([2, 5, 9]), store.get([2, 5, 9]))
@@ -431,8 +432,8 @@ def test_a_trained_file_has_a_codec_name_with_and_without_stages(trained, tmp_pa
     assert short.exemplar_bytes == 2
     assert short.spec == "vqgan:1"  # the pack does not tell where the file lies
     result = run(configure(SMALL | {"codec": f"vqgan:{trained}:2"}), tmp_path)
-    assert any(e["name"] == "decoder vqgan:2" for e in result["ledger"])
-    assert result["decoder_pays_from"] > 0
+    assert any(e.name == "decoder vqgan:2" for e in result.ledger.entries)
+    assert result.decoder_pays_from > 0
 
 
 @pytest.mark.parametrize(("name", "words"), [

@@ -26,7 +26,7 @@ from protocore.files import read_tensors, serialise, write_atomic, write_json
 from protocore.memory.codings import Codings, to_uint8
 from protocore.memory.fill import BalancedReservoir, Reservoir, reservoir_slots
 from protocore.memory.ledger import HEADER, Entry, Ledger, check_budget, ledger_of
-from protocore.memory.plan import Plan, Size, file_size, plan_of
+from protocore.memory.plan import Horizon, Plan, Size, file_size, plan_of
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.quota import MOST, Allowance, shares
 from protocore.memory.store import ExemplarStore, smallest_dtype
@@ -404,19 +404,21 @@ def test_images_of_the_open_task_are_coded_once(codec: Codec, monkeypatch: pytes
     monkeypatch.setattr(decoder, "encode", lambda images: coded.append(len(images)) or encode(images))
     codings = Codings(decoder)
     images = pictures(6, shape)
-    first = codings.of(images, remember=True)
+    first = codings.of(images[:4], torch.arange(4))
     store = ExemplarStore(decoder, codings=codings)
-    more = torch.cat([images[[4, 1, 4]], pictures(2, shape, seed=1)])
-    store.add(more, torch.zeros(5, dtype=torch.int64))
-    assert coded == [6, 2]  # the two that are new, and no picture twice
-    assert codings.of(images) == first
+    rows = torch.tensor([3, 1, 3, 5, 4])
+    more = images[rows]
+    store.add(more, torch.zeros(5, dtype=torch.int64), rows=rows)
+    assert coded == [4, 2]  # the two that are new, and no picture twice
+    assert codings.of(images, torch.arange(6))[:4] == first
+    assert coded == [4, 2]
     plain = ExemplarStore(codec(shape))
     plain.add(more, torch.zeros(5, dtype=torch.int64))
     assert same_bits(store.tensors(), plain.tensors())
     assert torch.equal(store.images, plain.images)
     codings.forget()
-    codings.of(images[:3])
-    assert coded == [6, 2, 3]
+    codings.of(images[:3], torch.arange(3))
+    assert coded == [4, 2, 3]
 
 
 def test_a_large_store_is_coded_and_decoded_in_parts() -> None:
@@ -451,8 +453,8 @@ def test_every_grey_value_survives_latents_and_what_replay_sees_is_what_is_store
     shape = (1, 16, 16)
     image = torch.arange(256, dtype=torch.uint8).view(1, *shape)
     pixels = ExemplarStore(Pixels(shape))
-    z = pixels.decoder.encode(image.float() / 255)
-    pixels.put_stored(torch.arange(1), pixels.decoder.to_bytes(z), torch.zeros(1, dtype=torch.int64))
+    z = pixels.codec.encode(image.float() / 255)
+    pixels.put_stored(torch.arange(1), pixels.codec.to_bytes(z), torch.zeros(1, dtype=torch.int64))
     assert torch.equal(pixels.images, image)
     for codec in (Coarse, Squeezed):
         store = ExemplarStore(codec(shape))
@@ -482,7 +484,7 @@ def test_prototypes_are_rounded_when_set_and_share_nothing_with_their_source(dty
     got.zero_()
     tensors = store.tensors()
     assert tensors["prototypes/labels"].tolist() == [2, 7, 300]
-    assert store.plan([2, 7, 300]) == plan_of(tensors)
+    assert store.plan(Horizon((2, 7, 300))) == plan_of(tensors)
     again = PrototypeStore(5, dtype)
     again.load(tensors)
     for t in tensors.values():
@@ -571,7 +573,7 @@ def test_ledger_counts_metadata_and_is_plain_json() -> None:
     ledger = ledger_of(tensors, metadata=metadata)
     assert ledger.total == len(serialise(tensors, metadata)) > len(serialise(tensors))
     rows = json.loads(json.dumps(ledger.to_json()))
-    assert rows[0] == {"name": "a", "bytes": 12, "rows": 3, "shared": False}
+    assert rows[0] == {"name": "a", "bytes": 12, "rows": 3, "shared": False, "kind": "", "origin": None}
     assert sum(row["bytes"] for row in rows) == ledger.total
     ledger.to_json()[0]["bytes"] = 0
     assert ledger.entries[0].bytes == 12
@@ -582,17 +584,17 @@ def test_more_than_255_classes_take_two_bytes_a_label() -> None:
     assert MEMORIES["a reservoir"]["exemplars/labels"].dtype == torch.uint8
     store = store_of()
     store.add(numbered(torch.arange(2)), torch.tensor([0, 255]))
-    assert plan_of(store.tensors()) == store.plan(2, 255, Size(1, 1))
-    assert store.plan(2, 256, Size(1, 1))["exemplars/labels"] == (torch.uint16, (2,))
+    assert plan_of(store.tensors()) == store.plan(Horizon((0, 255), {"exemplars": Size(1, 1)}), 2)
+    assert store.plan(Horizon((0, 256), {"exemplars": Size(1, 1)}), 2)["exemplars/labels"] == (torch.uint16, (2,))
 
 
 @pytest.mark.parametrize("codec", [Pixels, Coarse])
 def test_a_plan_is_what_the_tensors_will_be(codec: Codec) -> None:
     store = ExemplarStore(codec((3, 4, 6)))
-    size = store.size(lambda: torch.empty(0))
+    at = Horizon((0, 4), {"exemplars": store.size(list)})
     columns: Plan = {"logits": (torch.float32, (7,)), "loss": (torch.float32, ())}
-    plan = store.plan(5, 4, size, columns)
-    assert store.plan(0, 4, size, columns) == {}
+    plan = store.plan(at, 5, **columns)
+    assert store.plan(at, 0, **columns) == {}
     store.add(pictures(5, (3, 4, 6)), torch.arange(5), logits=torch.zeros(5, 7), loss=torch.zeros(5))
     assert plan == plan_of(store.tensors())
     few = torch.tensor([4, 0])
@@ -605,10 +607,10 @@ def test_rows_of_any_length_are_estimated_by_their_mean() -> None:
     images = pictures(9, (3, 8, 8))
     images[::2] = 0  # these take far fewer bytes
     store = ExemplarStore(Squeezed((3, 8, 8)))
-    size = store.size(lambda: images)
+    size = store.size(lambda: store.codings.of(images))
     store.add(images, torch.arange(9))
-    assert store.plan(9, 8, size) == plan_of(store.tensors())
-    assert store.size(lambda: images[:1]) == size
+    assert store.plan(Horizon((0, 8), {"exemplars": size}), 9) == plan_of(store.tensors())
+    assert store.size(list) == size
     plan, few = plan_of(store.tensors()), torch.tensor([1, 2])
     cut = store.cut(plan, few)
     store.keep(few)
@@ -767,7 +769,8 @@ def kept_under(budget: int, classes: int, shape: tuple[int, int, int], kind: str
 
     def size(k: int, rows: int) -> int:
         counter: Plan = {"exemplars/seen": (torch.int32, (k if kind == "class" else 1,))}
-        return file_size(store.plan(rows, k - 1, pixels) | counter | (prototypes.plan(range(k)) if dim else {}))
+        at = Horizon(tuple(range(k)), {"exemplars": pixels})
+        return file_size(store.plan(at, rows) | counter | (prototypes.plan(at) if dim else {}))
 
     allowance = Allowance(budget=budget)
     allowance.check([f"number {k}" for k in range(classes)], size)

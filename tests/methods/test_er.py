@@ -4,35 +4,27 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import learner as small_learner
+from helpers import marked as images_of
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.base import Batch
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 
 
-def images_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Noise whose first pixel is the label, so that an image tells its class."""
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    images[:, 0, 0, 0] = labels
-    return images
-
-
 def task_of(labels, seed: int = 0) -> tuple[Task, np.ndarray]:
-    labels = np.asarray(labels)
     images = images_of(labels, seed)
-    return Task.from_arrays(images.copy(), labels), images
+    return plain_task(labels, images=images), images
 
 
-def learner(**flags) -> Learner:
-    flags = {"method": "er", "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 6, "replay_batch": 5, "epochs": 2} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), SHAPE)
+def learner(method: str = "er", **flags) -> Learner:
+    return small_learner(method, **flags)
 
 
 def watch(mine: Learner) -> list[torch.Tensor]:
@@ -212,22 +204,22 @@ def test_a_budget_is_held_after_every_task_and_a_smaller_one_is_refused_before_t
 def test_finetune_floor(tmp_path):
     """What is learned last is all that is left, though each pair of classes can still be told apart."""
     result = run(configure({"method": "finetune", "epochs": 4, "threads": 1}), tmp_path)
-    tasks = result["tasks"]
+    tasks = result.tasks
     assert tasks == 5
-    assert result["class_incremental"]["A_T"] <= 100 * (1 / tasks + 0.05)
-    assert result["class_incremental"]["A_L"] >= 90
-    assert result["task_incremental"]["A_T"] >= 60
-    assert result["bytes_kept"] == result["ledger"][-1]["bytes"]  # an empty file's header
+    assert 100 * (1 / tasks + 0.05) >= result.class_incremental.A_T
+    assert result.class_incremental.A_L >= 90
+    assert result.task_incremental.A_T >= 60
+    assert result.bytes_kept == result.ledger.entries[-1].bytes  # an empty file's header
 
 
 def test_joint_is_one_training_with_one_row(tmp_path):
     result = run(configure({"method": "joint", "epochs": 3, "threads": 1}), tmp_path)
-    assert [len(row) for row in result["class_incremental"]["R"]] == [5]
-    assert result["class_incremental"]["A_T"] >= 85
-    assert result["class_incremental"]["forgetting"] is None
+    assert [len(row) for row in result.class_incremental.R] == [5]
+    assert result.class_incremental.A_T >= 85
+    assert result.class_incremental.forgetting is None
 
 
 def test_er_keeps_what_it_learned(tmp_path):
     result = run(configure({"method": "er", "spc": 20, "epochs": 6, "threads": 1}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 85
-    assert result["task_incremental"]["A_T"] >= 95
+    assert result.class_incremental.A_T >= 85
+    assert result.task_incremental.A_T >= 95

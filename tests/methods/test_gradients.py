@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from protocore.backbones.head import GrowingHead
-from protocore.methods import gradients as g
+from protocore.methods.parts import gradients as g
 
 
 def problem(n=7, d=4, classes=3, seed=0):

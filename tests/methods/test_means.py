@@ -7,9 +7,9 @@ import torch
 from protocore.data.stream import Task
 from protocore.errors import BudgetError
 from protocore.learn.learner import Learner
-from protocore.memory.plan import plan_of
+from protocore.memory.plan import Horizon, plan_of
 from protocore.methods.parts.means import ClassMeans, at_home, by_class, nearest_mean_scores
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 
 
 def unit(v: list[float]) -> list[float]:
@@ -99,7 +99,7 @@ def test_what_is_stored_is_what_is_used_and_its_size_is_known_before(dtype, wide
     kept = means.tensors()
     assert {name: t.nbytes for name, t in kept.items()} == {
         "prototypes/features": 3 * 5 * wide, "prototypes/labels": 3, "prototypes/counts": 12}
-    assert means.plan([0, 2, 4]) == plan_of(kept)
+    assert means.plan(Horizon((0, 2, 4))) == plan_of(kept)
     again = ClassMeans(5, dtype)
     again.load(kept)
     assert again.classes == [0, 2, 4]
@@ -116,10 +116,10 @@ def test_a_budget_too_small_is_refused_before_the_training_and_the_least_one_nam
     images = np.random.default_rng(0).integers(0, 256, (12, 1, 4, 4), dtype=np.uint8)
     steps: list[int] = []
     with pytest.raises(BudgetError, match="--budget 40 bytes cannot hold 3 classes") as refused:
-        Learner(configure(flags | {"budget": 40}), (1, 4, 4)).learn(
+        Learner.of(configure(flags | {"budget": 40}), (1, 4, 4)).learn(
             Task.from_arrays(images, np.arange(12) % 3), on_step=lambda *a: steps.append(1))
     assert not steps
     least = int(str(refused.value).split("need --budget ")[1])
-    mine = Learner(configure(flags | {"budget": least}), (1, 4, 4))
+    mine = Learner.of(configure(flags | {"budget": least}), (1, 4, 4))
     mine.learn(Task.from_arrays(images, np.arange(12) % 3))
     assert mine.ledger().total == least

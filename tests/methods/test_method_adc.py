@@ -1,15 +1,19 @@
 """ADC: exact for translations, close for linear drift, what the attack may do, whom it believes; and digits."""
 
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from helpers import learner as small_learner
+from helpers import task_of as plain_task
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.adc import attack, drift, nearest
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 D = 8
 SMALL = {"method": "adc", "backbone": "mlp", "width": D, "threads": 1, "epochs": 2, "batch": 8, "augment": "none",
@@ -168,13 +172,11 @@ class Linear(torch.nn.Module):
         return x.flatten(1) @ self.matrix.T + self.shift
 
 
-def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    return Task.from_arrays(np.random.default_rng(seed).integers(0, 256, (len(labels), 1, 2, 4), np.uint8), labels)
+task_of = partial(plain_task, shape=(1, 2, 4))
 
 
 def learner(**flags) -> Learner:
-    return Learner(configure(SMALL | flags), (1, 2, 4))
+    return small_learner(shape=(1, 2, 4), **SMALL | flags)
 
 
 def pass_task(mine: Learner, task: Task, before: Linear, after: Linear) -> None:
@@ -255,7 +257,7 @@ def test_what_it_keeps_and_what_it_holds():
 def test_colour_images_in_a_convolutional_network():
     images = np.random.default_rng(0).integers(0, 256, (24, 3, 9, 7), dtype=np.uint8)
     flags = {"method": "adc", "backbone": "convnet", "width": 9, "threads": 1, "epochs": 1, "batch": 8}
-    mine = Learner(configure(flags), (3, 9, 7), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.1))
+    mine = Learner.of(configure(flags), (3, 9, 7), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.1))
     mine.learn(Task.from_arrays(images, np.arange(24) % 2))
     before = mine.method.means.get([0, 1])
     mine.learn(Task.from_arrays(images[::-1].copy(), np.arange(24) % 2 + 2))
@@ -277,10 +279,10 @@ DIGITS = {"method": "adc", "backbone": "mlp", "width": 64, "threads": 1}
 
 def test_digits(tmp_path):
     """Tasks of two classes; fine-tuning ends at 19 %."""
-    assert run(configure(DIGITS | {"epochs": 4}), tmp_path)["class_incremental"]["A_T"] >= 60
+    assert run(configure(DIGITS | {"epochs": 4}), tmp_path).class_incremental.A_T >= 60
 
 
 @pytest.mark.parametrize("blurry", [0, 20])
 def test_online(tmp_path, blurry):
     flags = DIGITS | {"online": True, "online_window": 100, "blurry": blurry}
-    assert run(configure(flags), tmp_path)["class_incremental"]["A_T"] >= 60
+    assert run(configure(flags), tmp_path).class_incremental.A_T >= 60

@@ -2,12 +2,16 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import learner as small_learner
+from helpers import marked
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -25,7 +29,8 @@ from protocore.methods.bcsr import (
 from protocore.methods.parts.gradients import curvature, hvp, slopes, with_one
 from protocore.methods.parts.picking import Picking
 from protocore.methods.parts.simplex import project_simplex
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 
@@ -255,18 +260,11 @@ def test_an_order_drawn_by_weight():
 
 
 def task_of(labels, seed: int = 0) -> tuple[Task, np.ndarray]:
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    images[:, 0, 0, 0] = labels
-    return Task.from_arrays(images.copy(), labels), images
+    images = marked(labels, seed, SHAPE)
+    return plain_task(labels, images=images), images
 
 
-def learner(**flags) -> Learner:
-    flags = {"method": "bcsr", "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 8, "replay_batch": 5, "epochs": 2} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), SHAPE)
+learner = partial(small_learner, "bcsr", SHAPE, batch=8)
 
 
 def picking(mine: Learner) -> Picking:
@@ -386,9 +384,9 @@ SMALL = {"method": "bcsr", "benchmark": "digits", "backbone": "mlp", "threads": 
 
 def test_it_forgets_far_less_than_finetuning(tmp_path):
     result = run(configure(SMALL | {"epochs": 5, "tasks": 4, "batch": 16, "replay_batch": 16}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 65  # fine-tuning: 25 for four tasks
+    assert result.class_incremental.A_T >= 65  # fine-tuning: 25 for four tasks
 
 
 def test_an_online_stream(tmp_path):
     result = run(configure(SMALL | {"online": True, "online_window": 60, "tasks": 2, "spc": 10}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 60
+    assert result.class_incremental.A_T >= 60

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import learner as small_learner
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import BudgetError, UserError
@@ -17,7 +19,8 @@ from protocore.methods.csrel import CSReL
 from protocore.methods.parts.coreset import Pool
 from protocore.methods.parts.losses import sum_of_means
 from protocore.methods.parts.selection import best, greedy, quota
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 ONE = torch.zeros(4, dtype=torch.int64)  # all candidates of one kind
@@ -31,16 +34,12 @@ def images_of(labels: np.ndarray, seed: int, shape=SHAPE) -> np.ndarray:
 
 
 def task_of(labels, seed: int = 0, shape=SHAPE) -> Task:
-    labels = np.asarray(labels)
-    return Task.from_arrays(images_of(labels, seed, shape), labels)
+    return plain_task(labels, images=images_of(labels, seed, shape))
 
 
 def learner(shape=SHAPE, **flags) -> Learner:
-    flags = {"method": "csrel", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1, "batch": 6,
-             "replay_batch": 5, "epochs": 1, "ref_epochs": 1, "proxy_steps": 2, "selection_steps": 3} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), shape)
+    short = {"epochs": 1, "ref_epochs": 1, "proxy_steps": 2, "selection_steps": 3}
+    return small_learner("csrel", shape, **short | flags)
 
 
 def method_of(mine: Learner) -> CSReL:
@@ -455,5 +454,5 @@ DIGITS = {"method": "csrel", "backbone": "mlp", "threads": 1, "selection_steps":
 def test_digits(tmp_path):
     """Fine-tuning ends at about 19 %."""
     result = run(configure(DIGITS | {"epochs": 6, "capacity": 60, "replay": "full", "images_per_class": 80}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 70
-    assert result["seconds"]["select"] > 0
+    assert result.class_incremental.A_T >= 70
+    assert result.seconds["select"] > 0

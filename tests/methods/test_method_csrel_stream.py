@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import learner as small_learner
+from helpers import marked
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -18,7 +21,8 @@ from protocore.methods import csrel_stream
 from protocore.methods.csrel import CSReL
 from protocore.methods.csrel_stream import CSReLStream, reducible, shares_of
 from protocore.methods.parts.replay import Replay
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 8, 8)
 WINDOWS = ([0, 1] * 20, [1, 2] * 20, [2, 3] * 20)
@@ -26,18 +30,14 @@ WINDOWS = ([0, 1] * 20, [1, 2] * 20, [2, 3] * 20)
 
 def task_of(labels, seed: int = 0) -> Task:
     """Noise whose first pixels are the label and the number of the image."""
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    images[:, 0, 0, 0], images[:, 0, 0, 1] = labels, np.arange(len(labels)) % 256
-    return Task.from_arrays(images, labels)
+    images = marked(labels, seed, SHAPE)
+    images[:, 0, 0, 1] = np.arange(len(labels)) % 256
+    return plain_task(labels, images=images)
 
 
 def learner(**flags) -> Learner:
-    flags = {"method": "csrel", "online": True, "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 5, "replay_batch": 4, "proxy_steps": 3, "selection_steps": 4} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), SHAPE)
+    short = {"online": True, "batch": 5, "replay_batch": 4, "proxy_steps": 3, "selection_steps": 4}
+    return small_learner("csrel", SHAPE, **short | flags)
 
 
 def method_of(mine: Learner) -> CSReLStream:
@@ -150,8 +150,8 @@ def test_every_batch_is_judged_by_the_model_of_the_memory_and_the_network_of_tha
     def loss(self, batch):
         value = loss_of(self, batch)
         met.append({"x": batch.x.clone(), "y": batch.labels.clone(), "first": batch.images[:, 0, 0, 0].tolist(),
-                    "model": {k: v.clone() for k, v in self.model.state_dict().items()},
-                    "logits": batch.notes["logits"].clone(), "mode": self.model.training})
+                    "model": {k: v.clone() for k, v in self.model.there.state_dict().items()},
+                    "logits": batch.notes["logits"].clone(), "mode": self.model.there.training})
         return value
 
     def offering(self, images, labels, *, shares=None, **columns):
@@ -181,7 +181,7 @@ def test_every_batch_is_judged_by_the_model_of_the_memory_and_the_network_of_tha
             assert torch.equal(step["columns"]["logits"], step["logits"].half())
             assert (step["kind"], step["stored"]) == (torch.uint8, step["first"])
             assert torch.equal(step["labels"], step["y"])
-    assert method.model is None  # nothing of it outlives the window
+    assert method.model.net is None  # nothing of it outlives the window
 
 
 @pytest.mark.parametrize(("flags", "room"), [({"spc": 3}, [6, 6, 6]), ({"capacity": 12}, [12, 8, 6])])
@@ -203,9 +203,9 @@ def test_the_model_of_the_memory_is_made_anew_when_enough_has_changed(flags, roo
 
     def renewing(self):
         renewals.append(len(stored))
-        before = self.model
+        before = self.model.net
         renew(self)
-        assert self.model is not before
+        assert self.model.net is not before
 
     monkeypatch.setattr(Replay, "offer", offering)
     monkeypatch.setattr(csrel_stream, "fit_proxy", fitting)
@@ -287,12 +287,12 @@ DIGITS = {"method": "csrel", "backbone": "mlp", "threads": 1, "online": True, "o
 @pytest.mark.parametrize("flags", [{"spc": 4}, {"budget": 4000}, {"capacity": 40, "codec": "webp:10"}])
 def test_digits_and_every_byte_of_it(flags, tmp_path):
     result = run(configure(DIGITS | flags), tmp_path)
-    rows = {row["name"]: row for row in result["ledger"]}
-    assert (tmp_path / "memory.safetensors").stat().st_size == result["bytes_kept"] <= flags.get("budget", 10**9)
-    n = rows["exemplars/labels"]["rows"]
+    rows = {row.name: row for row in result.ledger.entries}
+    assert (tmp_path / "memory.safetensors").stat().st_size == result.bytes_kept <= flags.get("budget", 10**9)
+    n = rows["exemplars/labels"].rows
     assert n == 40 if "budget" not in flags else n > 20
-    assert rows["exemplars/logits"]["bytes"] == n * 10 * 2
-    assert rows["exemplars/seen"]["bytes"] == 4 * (10 if "spc" in flags else 1)
-    assert rows["model of the memory, during a window"]["shared"]
-    assert result["seconds"]["select"] > 0
-    assert result["task_incremental"]["A_T"] >= 65
+    assert rows["exemplars/logits"].bytes == n * 10 * 2
+    assert rows["exemplars/seen"].bytes == 4 * (10 if "spc" in flags else 1)
+    assert rows["model of the memory, during a window"].shared
+    assert result.seconds["select"] > 0
+    assert result.task_incremental.A_T >= 65

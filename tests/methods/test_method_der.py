@@ -5,35 +5,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import learner as small_learner
+from helpers import noise as images_of
+from helpers import task_of
 from protocore.data.augment import to_float
-from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.base import Batch
 from protocore.methods.der import logit_distance, padded
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 NAN = float("nan")
 
 
-def images_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-
-
-def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    return Task.from_arrays(images_of(labels, seed), labels)
-
-
-def learner(method: str = "der", classes: int | None = None, **flags) -> Learner:
-    flags = {"method": method, "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 6, "replay_batch": 5, "epochs": 2} | flags
+def learner(method: str = "der", **flags) -> Learner:
     if method.startswith("der"):
         flags = {"logit_dtype": "float32"} | flags
         if not flags.keys() & {"spc", "capacity", "budget"}:
             flags["capacity"] = 40
-    return Learner(configure(flags), SHAPE, classes=classes)
+    return small_learner(method, **flags)
 
 
 def weights(mine: Learner) -> torch.Tensor:
@@ -303,8 +295,8 @@ DIGITS = {"backbone": "mlp", "epochs": 5, "lr": 0.01, "spc": 20, "images_per_cla
 def test_digits(flags, least, tmp_path):
     """Fine-tuning: 19."""
     result = run(configure(DIGITS | flags), tmp_path)
-    assert result["class_incremental"]["A_T"] >= least
-    assert result["task_incremental"]["A_T"] >= 85
+    assert least <= result.class_incremental.A_T
+    assert result.task_incremental.A_T >= 85
 
 
 SMALL = {"benchmark": "digits", "images_per_class": 16, "epochs": 2, "batch": 8, "replay_batch": 8, "threads": 1,
@@ -314,4 +306,4 @@ SMALL = {"benchmark": "digits", "images_per_class": 16, "epochs": 2, "batch": 8,
 def test_one_class_a_task_of_two_images(tmp_path):
     flags = {"method": "derpp", "backbone": "mlp", "classes_per_task": 1, "images_per_class": 2, "spc": 1}
     result = run(configure(SMALL | flags), tmp_path)
-    assert result["tasks"] == 10
+    assert result.tasks == 10

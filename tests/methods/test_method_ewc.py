@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers import learner as small_learner
+from helpers import noise as images_of
+from helpers import task_of
 from protocore.backbones import build_network
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -14,23 +17,14 @@ from protocore.learn.learner import Learner
 from protocore.methods import ewc
 from protocore.methods.base import Batch
 from protocore.methods.ewc import diagonal_fisher, merged, penalty
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 
 
-def images_of(labels, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-
-
-def task_of(labels, seed: int = 0) -> Task:
-    return Task.from_arrays(images_of(labels, seed), np.asarray(labels))
-
-
 def learner(method: str = "ewc", shape=SHAPE, **flags) -> Learner:
-    flags = {"method": method, "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 6, "epochs": 2, "lr": 0.01} | flags
-    return Learner(configure(flags), shape)
+    return small_learner(method, shape, **{"lr": 0.01} | flags)
 
 
 class Logistic(nn.Module):
@@ -264,9 +258,9 @@ def test_digits(tmp_path):
     runs = {name: run(configure(DIGITS | flags), tmp_path / name) for name, flags in {
         "finetune": {"method": "finetune"}, "ewc": {"method": "ewc", "strength": 300.0},
         "new": {"method": "ewc", "strength": 300.0, "current": "new"}}.items()}
-    told = {name: r["task_incremental"]["A_T"] for name, r in runs.items()}
+    told = {name: r.task_incremental.A_T for name, r in runs.items()}
     assert told["ewc"] >= told["finetune"] + 10
-    assert runs["new"]["class_incremental"]["A_T"] >= runs["finetune"]["class_incremental"]["A_T"] + 8
+    assert runs["new"].class_incremental.A_T >= runs["finetune"].class_incremental.A_T + 8
 
 
 SMALL = {"benchmark": "digits", "method": "ewc", "images_per_class": 16, "epochs": 2, "batch": 8, "threads": 1,
@@ -275,4 +269,4 @@ SMALL = {"benchmark": "digits", "method": "ewc", "images_per_class": 16, "epochs
 
 def test_one_class_a_task_of_two_images(tmp_path):
     result = run(configure(SMALL | {"classes_per_task": 1, "images_per_class": 2, "blurry": 10}), tmp_path)
-    assert result["tasks"] == 10
+    assert result.tasks == 10

@@ -5,13 +5,18 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import learner as small_learner
+from helpers import noise
+from helpers import task_of as plain_task
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.memory.covariances import Covariances
-from protocore.memory.plan import plan_of
-from protocore.methods.fecam import correlation, covariance, distances, pooled, shrunk, tukey
-from protocore.runs.job import configure, run
+from protocore.memory.plan import Horizon, plan_of
+from protocore.memory.prototypes import PrototypeStore
+from protocore.methods.parts.gaussian import correlation, covariance, distances, pooled, shrunk, tukey
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SMALL = {"method": "fecam", "backbone": "mlp", "width": 32, "threads": 1}
 # five images of one class; their roots are (1,1) (2,2) (3,2) (4,3) (2,1)
@@ -62,7 +67,7 @@ class Given(torch.nn.Module):
 @pytest.mark.parametrize(("shrinks", "expected"), [(2, 1.429577), (1, None), (0, None)])
 def test_the_whole_method_gives_the_distance_of_the_worked_example(shrinks, expected):
     flags = {"covariance_dtype": "float32", "prototype_dtype": "float32", "shrinks": shrinks, "width": 2}
-    mine = Learner(configure(SMALL | flags), (1, 1, 2))
+    mine = Learner.of(configure(SMALL | flags), (1, 1, 2))
     method = mine.method
     method.net = Given()  # type: ignore[assignment]
     images = CLASS.to(torch.uint8).view(5, 1, 1, 2).numpy()
@@ -167,15 +172,17 @@ def test_pooling_weighs_by_degrees_of_freedom_and_one_row_adds_nothing(rows):
 @pytest.mark.parametrize("scale", [1e-7, 1.0, 1e7])
 def test_a_covariance_is_stored_as_its_triangle_at_any_scale(rows, dtype, wide, near, scale):
     cov = covariance(rows) * scale
-    store = Covariances(6, dtype, "prototypes")
+    means = PrototypeStore(6)
+    means.set([1, 4], torch.zeros(2, 6))
+    store = Covariances(6, dtype, "prototypes", means)
     store.set(4, cov)
     store.set(1, torch.zeros(6, 6))
     kept = store.tensors()
     assert {name: t.nbytes for name, t in kept.items()} == {
         "prototypes/triangles": 2 * 21 * wide, "prototypes/scales": 8}
-    assert store.plan(2) == plan_of(kept)
-    again = Covariances(6, dtype, "prototypes")
-    again.load(kept, [1, 4])
+    assert store.plan(Horizon((1, 4))) == plan_of(kept)
+    again = Covariances(6, dtype, "prototypes", means)
+    again.load(kept)
     assert torch.equal(again.get(4), store.get(4))
     assert torch.equal(again.get(1), torch.zeros(6, 6, dtype=torch.float64))
     assert torch.equal(again.get(4), again.get(4).T)
@@ -183,14 +190,13 @@ def test_a_covariance_is_stored_as_its_triangle_at_any_scale(rows, dtype, wide, 
 
 
 def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), 1, 4, 4), dtype=np.uint8)
-    images[:, 0, 0, :] = labels[:, None] * 25
-    return Task.from_arrays(images, labels)
+    images = noise(labels, seed)
+    images[:, 0, 0, :] = np.asarray(labels)[:, None] * 25
+    return plain_task(labels, images=images)
 
 
 def learner(**flags) -> Learner:
-    return Learner(configure(SMALL | {"epochs": 2, "batch": 8, "width": 12} | flags), (1, 4, 4))
+    return small_learner(**SMALL | {"epochs": 2, "batch": 8, "width": 12} | flags)
 
 
 def test_the_network_is_trained_on_the_first_task_and_then_stays_as_it_is():
@@ -277,10 +283,10 @@ def test_numbers_that_make_no_sense_are_refused(flags):
 def test_digits(tmp_path):
     """Half of the classes first; fine-tuning ends at 45 %."""
     result = run(configure(SMALL | {"epochs": 6, "classes_per_task": 5, "width": 64}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 85
-    assert result["class_incremental"]["R"][1][0] >= 90  # a frozen network forgets little
+    assert result.class_incremental.A_T >= 85
+    assert result.class_incremental.R[1][0] >= 90  # a frozen network forgets little
     euclid = SMALL | {"epochs": 6, "classes_per_task": 5, "width": 64, "shrinks": 1, "gamma1": 1e6}
-    assert result["class_incremental"]["A_T"] > run(configure(euclid), tmp_path / "i")["class_incremental"]["A_T"]
+    assert result.class_incremental.A_T > run(configure(euclid), tmp_path / "i").class_incremental.A_T
 
 
 def test_online_the_first_windows_stand_for_the_first_task(tmp_path):
@@ -299,4 +305,4 @@ def test_online_the_first_windows_stand_for_the_first_task(tmp_path):
 
     result = run(configure(flags), tmp_path, reporter=Steps())
     assert trained == [*range(1, 11)] * 4
-    assert result["class_incremental"]["A_T"] >= 75
+    assert result.class_incremental.A_T >= 75

@@ -7,13 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import learner
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.learn.learner import Learner
 from protocore.learn.loop import plan_for
 from protocore.methods.base import Batch
 from protocore.methods.icarl import ICaRL, icarl_loss, icarl_targets
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 6)
 
@@ -27,13 +30,11 @@ def images_of(labels, seed: int = 0) -> np.ndarray:
 
 
 def task_of(labels, seed: int = 0) -> Task:
-    return Task.from_arrays(images_of(labels, seed), np.asarray(labels))
+    return plain_task(labels, images=images_of(labels, seed))
 
 
 def make(**flags) -> Learner:
-    flags = {"method": "icarl", "benchmark": "digits", "backbone": "mlp", "width": 10, "augment": "none", "threads": 1,
-             "batch": 8, "replay_batch": 6, "epochs": 2, "lr": 0.01} | flags
-    return Learner(configure(flags), SHAPE)
+    return learner("icarl", SHAPE, **{"width": 10, "batch": 8, "replay_batch": 6, "lr": 0.01} | flags)
 
 
 def icarl(learner: Learner) -> ICaRL:
@@ -207,7 +208,7 @@ def test_a_returning_class_is_herded_again_among_new_and_stored_images():
 
 
 def test_selecting_and_measuring_leave_the_network_as_it_was():
-    learner = Learner(configure({"method": "icarl", "backbone": "convnet", "width": 8, "norm": "batch", "threads": 1,
+    learner = Learner.of(configure({"method": "icarl", "backbone": "convnet", "width": 8, "norm": "batch", "threads": 1,
                                  "spc": 2, "epochs": 1, "batch": 8, "augment": "none"}), (1, 8, 8))
     task = Task.from_arrays(np.random.default_rng(0).integers(0, 256, (16, 1, 8, 8), dtype=np.uint8), [0, 1] * 8)
     learner.begin(task)
@@ -342,5 +343,5 @@ def test_digits_end_to_end(tmp_path):
     """Fine-tuning ends at about 19 %."""
     flags = {"method": "icarl", "spc": 20, "epochs": 5, "lr": 0.003, "backbone": "mlp", "images_per_class": 100}
     result = run(configure(flags | {"threads": 1}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 70
-    assert result["task_incremental"]["A_T"] >= 90
+    assert result.class_incremental.A_T >= 70
+    assert result.task_incremental.A_T >= 90

@@ -1,15 +1,18 @@
 """LDC: linear drift is recovered, composed and applied to old classes only; and digits."""
 
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
+from helpers import learner as small_learner
+from helpers import task_of as plain_task
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.ldc import apply_map, moments, ridge_map
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 D = 8
 SMALL = {"method": "ldc", "backbone": "mlp", "width": D, "threads": 1, "epochs": 2, "batch": 8, "augment": "none",
@@ -110,13 +113,11 @@ class Linear(torch.nn.Module):
         return x.flatten(1) @ self.matrix.T
 
 
-def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    return Task.from_arrays(np.random.default_rng(seed).integers(0, 256, (len(labels), 1, 2, 4), np.uint8), labels)
+task_of = partial(plain_task, shape=(1, 2, 4))
 
 
 def learner(**flags) -> Learner:
-    return Learner(configure(SMALL | flags), (1, 2, 4))
+    return small_learner(shape=(1, 2, 4), **SMALL | flags)
 
 
 def pass_task(mine: Learner, task: Task, before: torch.Tensor, after: torch.Tensor) -> None:
@@ -218,13 +219,13 @@ DIGITS = {"method": "ldc", "backbone": "mlp", "width": 64, "threads": 1}
 
 def test_digits_and_what_the_map_is_good_for(tmp_path):
     """Tasks of two classes; fine-tuning ends at 19 %."""
-    result = run(configure(DIGITS | {"epochs": 4}), tmp_path)["class_incremental"]
-    assert result["A_T"] >= 60
-    unmoved = run(configure(DIGITS | {"epochs": 4, "ridge": 1e9}), tmp_path / "unmoved")["class_incremental"]
-    assert result["A_T"] >= unmoved["A_T"] + 4
+    result = run(configure(DIGITS | {"epochs": 4}), tmp_path).class_incremental
+    assert result.A_T >= 60
+    unmoved = run(configure(DIGITS | {"epochs": 4, "ridge": 1e9}), tmp_path / "unmoved").class_incremental
+    assert result.A_T >= unmoved.A_T + 4
 
 
 @pytest.mark.parametrize("blurry", [0, 20])
 def test_online(tmp_path, blurry):
     flags = DIGITS | {"online": True, "online_window": 100, "blurry": blurry}
-    assert run(configure(flags), tmp_path)["class_incremental"]["A_T"] >= 60
+    assert run(configure(flags), tmp_path).class_incremental.A_T >= 60

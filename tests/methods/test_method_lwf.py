@@ -7,29 +7,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import learner as small_learner
+from helpers import noise as images_of
+from helpers import task_of
 from protocore.data.augment import to_float
-from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.base import Batch
 from protocore.methods.parts.losses import distillation
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 
 
-def images_of(labels, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-
-
-def task_of(labels, seed: int = 0) -> Task:
-    return Task.from_arrays(images_of(labels, seed), np.asarray(labels))
-
-
 def learner(method: str = "lwf", **flags) -> Learner:
-    flags = {"method": method, "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 6, "epochs": 3, "lr": 0.01} | flags
-    return Learner(configure(flags), SHAPE)
+    return small_learner(method, **{"epochs": 3, "lr": 0.01} | flags)
 
 
 def weights(mine: Learner) -> torch.Tensor:
@@ -167,8 +160,8 @@ def test_digits(tmp_path):
     """Fine-tuning: 19."""
     flags = {"method": "lwf", "backbone": "mlp", "epochs": 3, "lr": 0.01, "images_per_class": 60, "threads": 1}
     result = run(configure(flags), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 30
-    assert result["task_incremental"]["A_T"] >= 85
+    assert result.class_incremental.A_T >= 30
+    assert result.task_incremental.A_T >= 85
 
 
 SMALL = {"benchmark": "digits", "method": "lwf", "images_per_class": 16, "epochs": 2, "batch": 8, "threads": 1,
@@ -177,4 +170,4 @@ SMALL = {"benchmark": "digits", "method": "lwf", "images_per_class": 16, "epochs
 
 def test_one_class_a_task_of_two_images(tmp_path):
     result = run(configure(SMALL | {"classes_per_task": 1, "images_per_class": 2}), tmp_path)
-    assert result["tasks"] == 10
+    assert result.tasks == 10

@@ -1,11 +1,15 @@
 """OCS: the scores of its paper, which images of a batch are learned from, and what is kept."""
 
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import learner as small_learner
+from helpers import marked
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -14,7 +18,8 @@ from protocore.methods.base import Batch
 from protocore.methods.ocs import affinity, scores, similarity_and_diversity
 from protocore.methods.parts.gradients import mean_cosines, residuals, with_one
 from protocore.methods.parts.picking import Picking
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 P1 = torch.tensor([[1, 0], [0.9, 0.1], [0, 1], [-1, 0]]).double()
@@ -126,18 +131,11 @@ def test_one_sample_alone_and_gradients_of_zero_have_scores():
 
 
 def task_of(labels, seed: int = 0) -> tuple[Task, np.ndarray]:
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    images[:, 0, 0, 0] = labels
-    return Task.from_arrays(images.copy(), labels), images
+    images = marked(labels, seed, SHAPE)
+    return plain_task(labels, images=images), images
 
 
-def learner(**flags) -> Learner:
-    flags = {"method": "ocs", "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 8, "replay_batch": 5, "epochs": 2} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), SHAPE)
+learner = partial(small_learner, "ocs", SHAPE, batch=8)
 
 
 def picking(mine: Learner) -> Picking:
@@ -339,10 +337,10 @@ SMALL = {"method": "ocs", "benchmark": "digits", "backbone": "mlp", "threads": 1
 
 def test_it_forgets_far_less_than_finetuning(tmp_path):
     result = run(configure(SMALL | {"epochs": 5, "tasks": 4, "batch": 16, "replay_batch": 16}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 60  # fine-tuning: 25 for four tasks
+    assert result.class_incremental.A_T >= 60  # fine-tuning: 25 for four tasks
 
 
 def test_an_online_stream(tmp_path):
     result = run(configure(SMALL | {"online": True, "online_window": 60, "tasks": 2, "spc": 10}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 60
-    assert result["bytes_kept"] > 0
+    assert result.class_incremental.A_T >= 60
+    assert result.bytes_kept > 0

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import learner as small_learner
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -38,7 +40,8 @@ from protocore.methods.onpro_losses import (
     random_slots,
     similarity,
 )
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 EPS = 1e-8
@@ -217,9 +220,9 @@ def test_images_that_are_not_square_have_eight_variants():
     assert expand(images, 8).shape == (16, 1, 4, 6)
     flags = {"method": "onpro", "benchmark": "digits", "backbone": "mlp"}
     with pytest.raises(UserError, match="--variants 8"):
-        Learner(configure(flags | {"variants": 16}), (1, 4, 6))
-    Learner(configure(flags | {"variants": 8}), (1, 4, 6))
-    Learner(configure(flags | {"instance": False}), (1, 4, 6))
+        Learner.of(configure(flags | {"variants": 16}), (1, 4, 6))
+    Learner.of(configure(flags | {"variants": 8}), (1, 4, 6))
+    Learner.of(configure(flags | {"instance": False}), (1, 4, 6))
 
 
 def test_grey_takes_the_colours_of_a_quarter():
@@ -349,8 +352,7 @@ def images_of(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    return Task.from_arrays(images_of(labels, seed), labels)
+    return plain_task(labels, images=images_of(np.asarray(labels), seed))
 
 
 def value_of(x: Tensor) -> Tensor:
@@ -358,11 +360,9 @@ def value_of(x: Tensor) -> Tensor:
 
 
 def learner(**flags) -> tuple[Learner, OnPro]:
-    flags = {"method": "onpro", "benchmark": "digits", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1,
-             "batch": 6, "replay_batch": 40, "epochs": 1, "variants": 2} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 5} | flags
-    mine = Learner(configure(flags), SHAPE)
+    if not flags.keys() & {"spc", "capacity", "budget"}:
+        flags["spc"] = 5
+    mine = small_learner("onpro", SHAPE, **{"replay_batch": 40, "epochs": 1, "variants": 2} | flags)
     assert isinstance(mine.method, OnPro)
     return mine, mine.method
 
@@ -413,7 +413,7 @@ def test_the_first_task_learns_its_classes_from_current_images(still):
     new = equilibrium_of(mine, batch.x, batch.labels)
     ce = F.cross_entropy(mine.net(batch.x), batch.labels).item()
     assert loss.item() == pytest.approx(ce + twins + same + new, rel=1e-5)
-    method.memory.offer(torch.from_numpy(images_of(np.array([0, 0, 1]), seed=3)), torch.tensor([0, 0, 1]))
+    method.memory.filler.offer(torch.from_numpy(images_of(np.array([0, 0, 1]), seed=3)), torch.tensor([0, 0, 1]))
     _, loss = step(method, [0, 1, 1, 0])
     stored = method.memory.store
     old = equilibrium_of(mine, to_float(stored.images), stored.labels)
@@ -465,7 +465,7 @@ def test_how_many_images_a_step_takes():
     seen = watch(mine)
     step(method, [0, 1, 1])
     assert [len(x) for x in seen] == [2 * 16 * 3, 3]
-    method.memory.offer(torch.from_numpy(images_of(np.arange(40) % 2)), torch.arange(40) % 2)
+    method.memory.filler.offer(torch.from_numpy(images_of(np.arange(40) % 2)), torch.arange(40) % 2)
     seen.clear()
     step(method, [0, 1, 1])  # the first task replays for prototypes only, and a whole batch
     assert [len(x) for x in seen] == [2 * 16 * 3, 30 + 30 + 3]
@@ -496,22 +496,22 @@ def test_the_slice_of_the_features_is_drawn_where_there_is_a_choice(monkeypatch)
 def test_feedback_starts_with_the_second_step_of_a_task(monkeypatch):
     monkeypatch.setattr(onpro, "distort", lambda x: 1 - x)
     mine, method = second_task(mixup_p=1.0, base_gate="once")
-    assert not len(method.prototypes[1])
+    assert not len(method.prototype_classes)
     drawn = method.draw()
     assert drawn is not None
     assert not method.feedback(drawn, to_float(drawn.images)).share.any()
     batch, _ = step(method, [2, 3, 2])
-    assert not len(method.prototypes[1])  # the step itself takes them up, not an evaluation of the loss
+    assert not len(method.prototype_classes)  # the step itself takes them up, not an evaluation of the loss
     method.after_step(batch)
     stored = method.memory.store
     # The average of two views of the replay batch as it was drawn, not mixed.
     z = (normalised(mine, to_float(stored.images))[0] + normalised(mine, 1 - to_float(stored.images))[0]) / 2
-    assert method.prototypes[1].tolist() == [0, 1]
+    assert method.prototype_classes.tolist() == [0, 1]
     for c in (0, 1):
-        assert torch.allclose(method.prototypes[0][c], z[stored.labels == c].mean(0), atol=1e-6)
+        assert torch.allclose(method.prototypes[c], z[stored.labels == c].mean(0), atol=1e-6)
     assert method.feedback(drawn, to_float(drawn.images)).share.any()
     mine.begin(task_of([2, 3] * 9, seed=2))
-    assert not len(method.prototypes[1])
+    assert not len(method.prototype_classes)
 
 
 def four_classes(**flags) -> OnPro:
@@ -522,7 +522,7 @@ def four_classes(**flags) -> OnPro:
     mine.begin(task_of([4, 5] * 9))
     line = torch.zeros(4, 8)
     line[:, 0] = torch.tensor([0.0, 0.2, 0.7, 1.5])
-    method.prototypes = line, torch.arange(4)
+    method.prototypes, method.prototype_classes = line, torch.arange(4)
     return method
 
 
@@ -541,7 +541,7 @@ def test_feedback_mixes_images_and_labels_alike(mixup_p):
     # 30 of the batch itself, each once; then ten images of close pairs.
     assert not Counter(mixed.first[:30].tolist()) - Counter(drawn.labels.tolist())
     assert Counter(mixed.first[:30].tolist()) == Counter(mixed.second[:30].tolist())
-    expected = pair_probabilities(method.prototypes[0], "inverse") * 10
+    expected = pair_probabilities(method.prototypes, "inverse") * 10
     pairs = Counter(zip(mixed.first[30:].tolist(), mixed.second[30:].tolist(), strict=True))
     for pair, share in zip(combinations(range(4), 2), expected.tolist(), strict=True):
         assert abs(pairs[pair] - share) < 1.5
@@ -553,11 +553,12 @@ def test_only_classes_that_are_stored_and_have_a_prototype_are_paired():
     drawn = method.draw()
     assert drawn is not None
     x = to_float(drawn.images)
-    method.prototypes = method.prototypes[0], torch.tensor([0, 2, 3, 9])
+    method.prototype_classes = torch.tensor([0, 2, 3, 9])
     mixed = method.feedback(drawn, x)
     assert set(zip(mixed.first.tolist(), mixed.second.tolist(), strict=True)) <= {(0, 2), (0, 3), (2, 3)}
     assert len(mixed.x) == 40
-    method.prototypes = method.prototypes[0][:1], torch.tensor([2])  # no pair: the whole batch, mixed within itself
+    method.prototypes, method.prototype_classes = method.prototypes[:1], torch.tensor([2])
+    # No pair: the whole batch, mixed within itself.
     mixed = method.feedback(drawn, x)
     assert Counter(mixed.first.tolist()) == Counter(drawn.labels.tolist())
 
@@ -610,15 +611,15 @@ FAST = {"method": "onpro", "benchmark": "digits", "threads": 1, "backbone": "mlp
 def test_digits_offline(tmp_path):
     result = run(configure(FAST | {"epochs": 6, "batch": 16, "tasks": 3}), tmp_path)
     # Fine-tuning ends near 33 % with three tasks: what came last is all that is left.
-    assert result["class_incremental"]["A_T"] >= 55
-    assert result["task_incremental"]["A_T"] >= 80
+    assert result.class_incremental.A_T >= 55
+    assert result.task_incremental.A_T >= 80
 
 
 def test_digits_online(tmp_path):
     flags = {"online": True, "online_window": 60, "batch": 2, "replay_batch": 32, "tasks": 2, "capacity": 100}
     result = run(configure(FAST | flags), tmp_path)
     # Fine-tuning: 50 % at the most.
-    assert result["class_incremental"]["A_T"] >= 55
+    assert result.class_incremental.A_T >= 55
 
 
 @pytest.mark.parametrize("flags", [
@@ -631,8 +632,8 @@ def test_digits_online(tmp_path):
 def test_every_kind_of_stream_and_memory(flags, tmp_path):
     small = FAST | {"images_per_class": 8, "batch": 4, "replay_batch": 6, "epochs": 1, "width": 10} | flags
     result = run(configure(small), tmp_path)
-    assert 0 <= result["class_incremental"]["A_T"] <= 100
-    assert result["bytes_kept"] <= flags.get("budget", math.inf)
+    assert 0 <= result.class_incremental.A_T <= 100
+    assert result.bytes_kept <= flags.get("budget", math.inf)
 
 
 @pytest.mark.parametrize(("name", "value"), [("variants", 0), ("variants", 17), ("mixup_p", 1.5), ("base_rate", -0.1),

@@ -6,13 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import learner as small_learner
+from helpers import task_of
 from protocore.data.augment import to_float
-from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.base import Batch
 from protocore.methods.pass_ import augmented, frobenius, mean_deviation, radius, rotated
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 A = [(0, 0), (2, 0), (0, 4), (2, 4)]
 B = [(10, 10), (12, 10), (10, 12), (12, 12)]
@@ -74,13 +76,8 @@ def test_the_distance_of_features_is_one_norm_of_the_batch():
     assert bool(same.grad.isfinite().all())
 
 
-def task_of(labels, seed: int = 0) -> Task:
-    labels = np.asarray(labels)
-    return Task.from_arrays(np.random.default_rng(seed).integers(0, 256, (len(labels), 1, 4, 4), np.uint8), labels)
-
-
 def learner(**flags) -> Learner:
-    return Learner(configure(SMALL | flags), (1, 4, 4))
+    return small_learner(**SMALL | flags)
 
 
 def second_task(**flags) -> tuple[Learner, Batch]:
@@ -212,7 +209,7 @@ def test_a_class_that_only_visits_is_replayed_and_counted_in():
 
 def test_images_must_be_square():
     with pytest.raises(UserError, match=r"--method pass.*4x6"):
-        Learner(configure(SMALL), (1, 4, 6))
+        Learner.of(configure(SMALL), (1, 4, 6))
     with pytest.raises(UserError, match="--temperature"):
         learner(temperature=0.0)
 
@@ -228,11 +225,11 @@ DIGITS = {"method": "pass", "backbone": "mlp", "width": 64, "threads": 1, "lr": 
 def test_digits(tmp_path):
     """Tasks of two classes; fine-tuning ends at 19 %, and with nothing of the first task."""
     result = run(configure(DIGITS | {"epochs": 6}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 45
-    assert result["class_incremental"]["R"][-1][0] >= 70
+    assert result.class_incremental.A_T >= 45
+    assert result.class_incremental.R[-1][0] >= 70
 
 
 @pytest.mark.parametrize("blurry", [0, 20])
 def test_online(tmp_path, blurry):
     flags = DIGITS | {"online": True, "online_window": 100, "blurry": blurry}
-    assert run(configure(flags), tmp_path)["class_incremental"]["A_T"] >= 30
+    assert run(configure(flags), tmp_path).class_incremental.A_T >= 30

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import learner as small_learner
+from helpers import task_of
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
@@ -27,7 +29,8 @@ from protocore.methods.pbcs import (
     score,
     size_at,
 )
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 C = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
@@ -35,18 +38,8 @@ S = torch.tensor([0.2, 0.5, 0.7, 0.9, 0.1])
 FEW = {"outer_steps": 3, "inner_steps": 3}
 
 
-def task_of(labels, seed: int = 0, shape=SHAPE) -> Task:
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
-    return Task.from_arrays(images, labels)
-
-
 def learner(shape=SHAPE, **flags) -> Learner:
-    flags = {"method": "pbcs", "backbone": "mlp", "width": 8, "augment": "none", "threads": 1, "batch": 6,
-             "replay_batch": 5, "epochs": 1} | FEW | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), shape)
+    return small_learner("pbcs", shape, **{"epochs": 1} | FEW | flags)
 
 
 def method_of(mine: Learner) -> PBCS:
@@ -474,12 +467,12 @@ DIGITS = {"method": "pbcs", "backbone": "mlp", "threads": 1, "outer_steps": 40, 
 def test_digits(tmp_path):
     """Fine-tuning ends at about 19 %."""
     result = run(configure(DIGITS | {"epochs": 6, "spc": 6, "images_per_class": 80}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 60
-    assert result["seconds"]["select"] > 0
+    assert result.class_incremental.A_T >= 60
+    assert result.seconds["select"] > 0
 
 
 def test_digits_online(tmp_path):
     flags = DIGITS | {"online": True, "online_window": 100, "spc": 4, "images_per_class": 40, "outer_steps": 20}
     result = run(configure(flags), tmp_path)
-    assert {row["name"]: row["rows"] for row in result["ledger"]}["exemplars/labels"] == 40
-    assert result["task_incremental"]["A_T"] >= 60
+    assert {row.name: row.rows for row in result.ledger.entries}["exemplars/labels"] == 40
+    assert result.task_incremental.A_T >= 60

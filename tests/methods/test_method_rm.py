@@ -1,5 +1,6 @@
 """Rainbow Memory: votes over perturbed copies, positions and quotas, CutMix, the schedule, the online second phase."""
 
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import learner
+from helpers import marked as images_of
+from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -16,29 +20,17 @@ from protocore.methods import rm
 from protocore.methods.base import Batch
 from protocore.methods.parts.perturbations import PERTURBATIONS, cutout, invert, perturbed, rotate, solarize
 from protocore.methods.rm import RainbowMemory, cutmix, diverse, filled, spread, uncertainty
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 6)
 
 
-def images_of(labels, seed: int = 0) -> np.ndarray:
-    """Noise whose first pixel is the label, so that an image tells its class."""
-    labels = np.asarray(labels)
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *SHAPE), dtype=np.uint8)
-    images[:, 0, 0, 0] = labels
-    return images
-
-
 def task_of(labels, seed: int = 0) -> Task:
-    return Task.from_arrays(images_of(labels, seed), np.asarray(labels))
+    return plain_task(labels, images=images_of(labels, seed, SHAPE))
 
 
-def make(**flags) -> Learner:
-    flags = {"method": "rm", "benchmark": "digits", "backbone": "mlp", "width": 10, "augment": "none", "threads": 1,
-             "batch": 6, "replay_batch": 5, "epochs": 1, "cutmix": 0.0} | flags
-    if not flags.keys() & {"capacity", "budget"}:
-        flags = {"spc": 4} | flags
-    return Learner(configure(flags), SHAPE)
+make = partial(learner, "rm", SHAPE, width=10, epochs=1, cutmix=0.0)
 
 
 def rainbow(learner: Learner) -> RainbowMemory:
@@ -240,7 +232,7 @@ def test_votes_are_those_of_the_network_on_the_copies():
 
 
 def test_voting_leaves_the_network_as_it_was():
-    learner = Learner(configure({"method": "rm", "backbone": "convnet", "width": 8, "norm": "batch", "threads": 1,
+    learner = Learner.of(configure({"method": "rm", "backbone": "convnet", "width": 8, "norm": "batch", "threads": 1,
                                  "spc": 2, "epochs": 1, "batch": 8, "augment": "none"}), (1, 8, 8))
     rng = np.random.default_rng(0)
     learner.learn(Task.from_arrays(rng.integers(0, 256, (16, 1, 8, 8), dtype=np.uint8), [0, 1] * 8))
@@ -355,8 +347,8 @@ def test_a_fresh_head_only_where_it_is_asked_for():
         learner.learn(task_of([0, 1] * 6))
         before = learner.net.head.weight.detach().clone()
         learner.begin(task_of([2, 3] * 6))
-        assert learner._optimizer is not None
-        trained = {id(p) for group in learner._optimizer.param_groups for p in group["params"]}
+        assert learner.optimizer is not None
+        trained = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
         assert torch.equal(learner.net.head.weight[:2], before) is not fresh
         assert id(learner.net.head.weight) in trained
         learner = make(fresh_head=fresh, online=True)
@@ -408,5 +400,5 @@ def test_digits_end_to_end(tmp_path):
     """Fine-tuning ends at about 19 %."""
     flags = {"method": "rm", "capacity": 200, "epochs": 5, "lr": 0.003, "backbone": "mlp", "images_per_class": 100}
     result = run(configure(flags | {"threads": 1}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 65
-    assert result["task_incremental"]["A_T"] >= 90
+    assert result.class_incremental.A_T >= 65
+    assert result.task_incremental.A_T >= 90

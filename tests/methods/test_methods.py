@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from helpers import task_of
 from protocore.data.stream import Task
 from protocore.errors import BudgetError
 from protocore.learn.learner import Learner
 from protocore.methods import METHODS
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 # Options that make a method's selection short; what they mean is tested with each method.
 SHORT = {
@@ -27,9 +29,9 @@ def config_of(name: str, **flags):
 @pytest.mark.parametrize("name", NAMES)
 def test_its_memory_file_is_as_long_as_its_ledger_says(name, tmp_path):
     result = run(config_of(name), tmp_path)
-    assert (tmp_path / "memory.safetensors").stat().st_size == result["bytes_kept"]
+    assert (tmp_path / "memory.safetensors").stat().st_size == result.bytes_kept
     assert (tmp_path / "memory.pack").stat().st_size > 0
-    for row, free in zip(result["task_incremental"]["R"], result["class_incremental"]["R"], strict=True):
+    for row, free in zip(result.task_incremental.R, result.class_incremental.R, strict=True):
         assert all(a >= b for a, b in zip(row, free, strict=True))
 
 
@@ -39,17 +41,17 @@ def test_it_learns_online_from_a_blurry_stream(name, tmp_path):
     if METHODS[name].replays:
         flags["spc"] = 2
     result = run(config_of(name, **{k: v for k, v in flags.items() if v is not None}), tmp_path)
-    assert len(result["class_incremental"]["R"]) == 2
+    assert len(result.class_incremental.R) == 2
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if METHODS[n].replays])
 @pytest.mark.parametrize("codec", ["pixels", "vqgan:1", "webp:10"])
 def test_a_budget_holds_and_one_that_is_too_small_is_an_error_before_training(name, codec, tmp_path):
     result = run(config_of(name, budget=3000, codec=codec, spc=None), tmp_path / "enough")
-    assert result["bytes_kept"] <= 3000
-    assert max(result["bytes_after_each_task"]) <= 3000
+    assert result.bytes_kept <= 3000
+    assert max(result.bytes_after_each_task) <= 3000
     steps = []
-    learner = Learner(config_of(name, budget=150, codec=codec, spc=None), (1, 8, 8))
+    learner = Learner.of(config_of(name, budget=150, codec=codec, spc=None), (1, 8, 8))
     task = Task.from_arrays(torch.randint(0, 255, (8, 1, 8, 8), dtype=torch.uint8), torch.arange(8) % 2)
     with pytest.raises(BudgetError, match="--budget"):
         learner.learn(task, on_step=lambda *_: steps.append(1))
@@ -59,7 +61,7 @@ def test_a_budget_holds_and_one_that_is_too_small_is_an_error_before_training(na
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "joint"])
 def test_tasks_of_one_class_and_two_images_and_a_class_that_returns(name):
     flags = {"spc": 3} if METHODS[name].replays else {}
-    learner = Learner(config_of(name, **flags), (1, 8, 8))
+    learner = Learner.of(config_of(name, **flags), (1, 8, 8))
     for labels in ([0, 0], [2, 2, 1, 1], [0, 2, 3, 3]):
         images = torch.randint(0, 255, (len(labels), 1, 8, 8), dtype=torch.uint8)
         learner.learn(Task.from_arrays(images, torch.tensor(labels)))
@@ -68,6 +70,24 @@ def test_tasks_of_one_class_and_two_images_and_a_class_that_returns(name):
     assert not scores.isnan().any()
     for store in learner.method.stores():
         assert all(count <= 3 for count in store.counts().values())
+
+
+@pytest.mark.parametrize(("name", "flags"), [
+    ("protocore", {"codec": "vqgan:4"}), ("protocore", {"codec": "webp"}), ("protocore", {"codec": "webp", "real": 2}),
+    ("derpp", {"codec": "webp"}), ("derpp", {"codec": "webp", "replay_space": "raw"}), ("icarl", {"codec": "vqgan:2"}),
+    ("er", {"codec": "webp", "budget": 3000, "spc": None, "replay_space": "codec"}),
+])
+def test_a_picture_is_coded_once(name, flags, monkeypatch):
+    learner = Learner.of(config_of(name, **{"epochs": 2, "spc": 2} | flags), (1, 8, 8))
+    codec, coded = learner.tools.codec, []
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda images: coded.append(len(images)) or encode(images))
+    for first in (0, 2):
+        coded.clear()
+        images = torch.randint(0, 255, (40, 1, 8, 8), dtype=torch.uint8)
+        learner.learn(task_of(torch.arange(40) % 2 + first, images=images.numpy()))
+        assert sum(coded) <= 40
+        assert learner.tools.space == "raw" or sum(coded) == 40
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +105,7 @@ def test_the_bytes_a_class_that_list_shows_are_those_of_cifar100(name):
     flags = {"method": name, "benchmark": "cifar100-10", "preset": "cpu", "threads": 1, "steps": 8, "batch": 250,
              "replay_batch": 0, "memory_format": "contiguous"}
     flags |= SHORT.get(name, {}) | ({"spc": 20} if name in ("er", "derpp", "icarl") else {})
-    learner = Learner(configure(flags), (3, 32, 32), classes=100)
+    learner = Learner.of(configure(flags), (3, 32, 32), classes=100)
     labels = torch.arange(100).repeat_interleave(20)
     learner.learn(Task.from_arrays(torch.randint(0, 255, (2000, 3, 32, 32), dtype=torch.uint8), labels))
     assert learner.ledger().total / 100 == pytest.approx(METHODS[name].class_bytes, rel=0.01)

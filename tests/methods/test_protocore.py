@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import task_of as plain_task
 from protocore.backbones import Backbone, Network
 from protocore.codecs.pixels import Pixels
 from protocore.condense import loop
@@ -19,7 +20,8 @@ from protocore.learn.learner import Learner
 from protocore.memory.store import ExemplarStore
 from protocore.methods import method_named
 from protocore.methods.base import Batch, Tools
-from protocore.runs.job import configure, run
+from protocore.runs.configure import configure
+from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
 NETWORK_LOSSES = ("cur_pro", "pre_pro", "task_pre", "task_cur")
@@ -34,7 +36,7 @@ def images_of(labels, seed: int = 0) -> np.ndarray:
 
 
 def task_of(labels, seed: int = 0) -> Task:
-    return Task.from_arrays(images_of(labels, seed), np.asarray(labels))
+    return plain_task(labels, images=images_of(labels, seed))
 
 
 BASE = {"method": "protocore", "benchmark": "digits", "backbone": "mlp", "width": 10, "augment": "none",
@@ -43,7 +45,7 @@ BASE = {"method": "protocore", "benchmark": "digits", "backbone": "mlp", "width"
 
 
 def make(**flags) -> Learner:
-    return Learner(configure(BASE | flags), SHAPE)
+    return Learner.of(configure(BASE | flags), SHAPE)
 
 
 def batch_of(labels: list[int], seed: int = 5) -> Batch:
@@ -162,7 +164,7 @@ def test_the_loss_of_a_step(variant, draws_in_turn):
 @pytest.mark.parametrize("flags", [{}, {"balanced": False}, {"masked": False, "real": 2}])
 def test_classes_that_have_not_come_yet_are_no_rivals_with_a_full_head(flags, draws_in_turn):
     """Neither of replayed nor of current data: their outputs have no gradient."""
-    mine = Learner(configure(BASE | WEIGHTS | {"full_head": True} | flags), SHAPE, classes=7)
+    mine = Learner.of(configure(BASE | WEIGHTS | {"full_head": True} | flags), SHAPE, classes=7)
     mine.learn(task_of([0, 1] * 8))
     mine.begin(task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3, 2, 3])
@@ -594,6 +596,6 @@ def test_state_gives_a_learner_with_the_same_loss(draws_in_turn):
 def test_one_condensed_exemplar_a_class_keeps_most_of_the_digits(tmp_path):
     """Fine-tuning keeps the last task only, 20 % (its own test)."""
     result = run(configure({"method": "protocore", "epochs": 5, "threads": 1}), tmp_path)
-    assert result["class_incremental"]["A_T"] >= 55
-    assert result["task_incremental"]["A_T"] >= 85
-    assert result["seconds"]["condense"] > 0
+    assert result.class_incremental.A_T >= 55
+    assert result.task_incremental.A_T >= 85
+    assert result.seconds["condense"] > 0

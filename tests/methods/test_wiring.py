@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import learner as small_learner
+from helpers import task_of as plain_task
 from protocore.backbones import Network
-from protocore.condense import memory as condensing
+from protocore.condense import store as condensing
 from protocore.condense.loop import Goals
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -27,7 +29,6 @@ from protocore.methods.lwf import LwF
 from protocore.methods.onpro import OnPro
 from protocore.methods.onpro_losses import Mixed
 from protocore.methods.protocore import ProtoCore
-from protocore.runs.job import configure
 
 SHAPE = (1, 8, 8)
 TASKS = ([0, 1], [2, 3], [4, 5])
@@ -39,14 +40,13 @@ def task_of(classes, seed: int, each: int = 12) -> Task:
     images = np.random.default_rng(seed).integers(0, 200, (len(labels), *SHAPE))
     for image, label in zip(images, labels, strict=True):
         image[0, label % 8] += 55
-    return Task.from_arrays(images.astype(np.uint8), labels)
+    return plain_task(labels, images=images.astype(np.uint8))
 
 
 def learner(method: str, **flags) -> Learner:
-    flags = {"method": method, "benchmark": "digits", "backbone": "convnet", "width": 3, "norm": "batch",
-             "augment": "crop1,flip", "threads": 1, "batch": 8, "replay_batch": 8, "epochs": 2, "lr": 0.01,
-             "optimizer": "adam"} | flags
-    return Learner(configure(flags), SHAPE, mean=(0.4,), std=(0.3,))
+    wide = {"backbone": "convnet", "width": 3, "norm": "batch", "augment": "crop1,flip", "batch": 8, "replay_batch": 8,
+            "lr": 0.01, "optimizer": "adam"}
+    return small_learner(method, SHAPE, mean=(0.4,), std=(0.3,), **wide | flags)
 
 
 def learn(mine: Learner, *, tasks=TASKS) -> Learner:
@@ -240,7 +240,7 @@ def test_protocore_replays_condenses_and_averages_under_the_same_transforms():
     views = mine.tools.augment(images[order])  # F: crops and flips
     with torch.no_grad():
         z, plain = settled(mine.net).features(views), settled(mine.net).features(to_float(images[order]))
-    table, classes = method.table
+    table, classes = method.table, method.table_labels
     assert classes.tolist() == [0, 1, 2, 3]
     for c in range(4):
         mine_of = labels[order] == c
@@ -254,7 +254,7 @@ def test_protocore_renews_its_table_as_a_task_begins_and_goes_on():
     task = in_task(mine, 1)
     method = mine.method
     assert isinstance(method, ProtoCore)
-    assert method.table[1].tolist() == [0, 1]
+    assert method.table_labels.tolist() == [0, 1]
     renewed, renew = [], method.renew_table
     method.renew_table = lambda: renewed.append(method.steps) or renew()  # type: ignore[method-assign]
     rows = torch.arange(8)
@@ -340,6 +340,7 @@ def test_ocs_ranks_old_exemplars_without_the_memory(monkeypatch):
     mine = learner("ocs", capacity=24, kappa=1.0, warmup=0, candidates=0)
     learn(mine, tasks=TASKS[:2])
     task = task_of([0, 4], 2)
+    mine.classes_.append(4)
     mine.begin(task)
     mine.net.train()(to_float(task.take(torch.arange(12))))
     before = mine.memory()

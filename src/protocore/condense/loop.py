@@ -13,6 +13,7 @@ from torch import Tensor
 from protocore.codecs.base import Codec
 
 Maps = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # images to features and flattened maps of the layers below
+Start = Tensor | list[bytes]  # latents to optimise, or what is stored of pictures and stays as it is
 _SIDE = 4  # pixels: larger maps are averaged down to this, so that a goal takes little room
 
 
@@ -88,7 +89,7 @@ def condensation_loss(features: Tensor, goals: Goals, weights: Weights) -> Tenso
     return loss
 
 
-def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Tensor, goals: Goals, *,
+def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Start, goals: Goals, *,
              weights: Weights = DEFAULT, steps: int = 50, lr: float = 0.1,
              perturb: Callable[[Tensor], Tensor] | None = None, maps: Maps | None = None, record: bool = False,
              progress: Callable[[int, int], None] | None = None) -> Condensed:
@@ -104,10 +105,6 @@ def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Tensor, 
             return features(images), None
         return maps(images)
 
-    steps = steps if codec.differentiable else 0
-    z = start.detach().clone().requires_grad_(True)
-    optimiser = torch.optim.AdamW([z], lr=lr)
-
     def matched(latents: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
         images = codec.decode(latents).to(goals.target)
         seen, below = look(images if transform is None else transform(images))
@@ -122,6 +119,12 @@ def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Tensor, 
     def loss_of(stored: list[bytes]) -> float:
         return float(matched(codec.from_bytes(stored))[0])
 
+    if isinstance(start, list):
+        loss = loss_of(start)
+        return Condensed(start, loss, loss)
+    steps = steps if codec.differentiable else 0
+    z = start.detach().clone().requires_grad_(True)
+    optimiser = torch.optim.AdamW([z], lr=lr)
     with torch.no_grad():
         first = codec.to_bytes(z)
     result = Condensed(first, loss_of(first), 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from protocore.codecs.base import Codec
-from protocore.condense.loop import Condensed, Goals, Maps, Weights, condense
+from protocore.condense.loop import Condensed, Goals, Maps, Start, Weights, condense
 from protocore.condense.targets import Targets
+from protocore.data.augment import to_float
 from protocore.errors import UserError
-from protocore.memory.plan import Horizon, Plan
+from protocore.memory.codings import Codings
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
 
@@ -46,33 +47,41 @@ def start_for(origin: str, start: str) -> str:
     return start
 
 
-class CondensedMemory:
-    """One or more condensed exemplars and one real prototype a class."""
+class CondensedStore:
+    """One or more condensed exemplars and one real prototype a class: two stores that are renewed together."""
 
-    def __init__(self, codec: Codec, dim: int, dtype: str, recipe: Recipe) -> None:
+    def __init__(self, codec: Codec, dim: int, dtype: str, recipe: Recipe, codings: Codings | None = None) -> None:
         self.codec = codec
         self.recipe = recipe
         # An exemplar that starts at a real picture is a compressed real picture: it is called so.
         origin = "coded" if recipe.start == "nearest" else "synthetic"
-        self.exemplars = ExemplarStore(codec, f"{origin} exemplars")
+        self.exemplars = ExemplarStore(codec, f"{origin} exemplars", codings, origin)
         self.prototypes = PrototypeStore(dim, dtype)
         self.records: dict[str, Tensor] = {}
 
-    def start(self, targets: Targets, images_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The latents that condensation starts from, one a target; `images_of` reads float images by row."""
-        if self.recipe.start == "random":
-            return self.codec.random(len(targets.labels), self.recipe.init_scale)
-        if self.recipe.start == "nearest":
-            return self._encode(images_of(targets.nearest))
+    def start(self, targets: Targets, images_of: Callable[[Tensor], Tensor]) -> Start:
+        """What condensation starts from, one a target; `images_of` reads uint8 images of the open task by row.
+
+        Latents, as the codec has them before it quantises. Where no step follows, what is stored of the pictures is
+        enough, and of a picture that was coded before it is known.
+        """
+        r = self.recipe
+        if r.start == "random":
+            return self.codec.random(len(targets.labels), r.init_scale)
+        if r.start == "nearest":
+            images = images_of(targets.nearest)
+            if not r.steps and not r.refresh and not self.codec.lossless:
+                return self.exemplars.codings.of(images, targets.nearest)
+            return self._encode(images)
         return torch.stack([self._mean_latent(member.nonzero().flatten(), images_of) for member in targets.members])
 
     def _mean_latent(self, rows: Tensor, images_of: Callable[[Tensor], Tensor]) -> Tensor:
         return torch.stack([self._encode(images_of(part)).sum(0) for part in rows.split(256)]).sum(0) / len(rows)
 
     def _encode(self, images: Tensor) -> Tensor:
-        return self.codec.encode(images.to(self.codec.device))
+        return self.codec.encode(to_float(images.to(self.codec.device)))
 
-    def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Tensor, room: Tensor,
+    def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Start, room: Tensor,
               progress: Callable[[int, int], None] | None = None, *, maps: Maps | None = None,
               layers: Tensor | None = None, images: Tensor | None = None) -> Condensed:
         """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them.
@@ -83,7 +92,7 @@ class CondensedMemory:
         """
         goals = replace(self._goals(features, targets), layers=layers, images=images)
         r, returning = self.recipe, targets.labels.unique().cpu()
-        if r.refresh:
+        if r.refresh and isinstance(start, Tensor):
             goals, start = self._with_the_others(features, goals, start, maps)
         made = condense(features, self.codec, start, goals, weights=r.weights, steps=r.steps, lr=r.lr,
                         perturb=r.perturb, maps=maps, record=r.record, progress=progress)
@@ -139,14 +148,3 @@ class CondensedMemory:
     @torch.no_grad()
     def _seen(features: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
         return features(images.to(device).float() / 255)
-
-    def plan(self, at: Horizon, rows: int) -> Plan:
-        """What `tensors` will be."""
-        return self.exemplars.plan(rows, at.top, at.sizes[self.exemplars.name]) | self.prototypes.plan(at.classes)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.exemplars.tensors() | self.prototypes.tensors()
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.exemplars.load(tensors)
-        self.prototypes.load(tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import torch
@@ -21,26 +20,25 @@ def to_uint8(images: Tensor) -> Tensor:
 
 
 class Codings:
-    """What a lossy decoder stores of images. Those of the open task are coded once, whoever asks for them again.
+    """What a lossy codec stores of images. Those of the open task are known by their row in it and coded once.
 
     They are part of the task's data: `forget` goes with its end.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._known: dict[bytes, bytes] = {}
+        self._known: dict[int, bytes] = {}  # by row of the open task
 
     @torch.no_grad()
-    def of(self, images: Tensor, *, remember: bool = False) -> list[bytes]:
-        """The bytes of uint8 images (N, C, H, W)."""
-        if not self._known and not remember:
+    def of(self, images: Tensor, rows: Tensor | None = None) -> list[bytes]:
+        """The bytes of uint8 images (N, C, H, W); `rows` says which of the open task's they are."""
+        if rows is None:
             return self._code(images)
-        names = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in images.cpu().numpy()]
-        new = {name: row for row, name in enumerate(names) if name not in self._known}
-        found = dict(zip(new, self._code(images[list(new.values())]), strict=True)) if new else {}
-        if remember:
-            self._known |= found
-        return [found[name] if name in found else self._known[name] for name in names]
+        numbers = rows.tolist()
+        new = {row: at for at, row in enumerate(numbers) if row not in self._known}
+        if new:
+            self._known |= zip(new, self._code(images[list(new.values())]), strict=True)
+        return [self._known[row] for row in numbers]
 
     def images(self, stored: list[bytes]) -> Tensor:
         """What replay sees of them, uint8."""

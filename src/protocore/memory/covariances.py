@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from protocore.memory.plan import Plan
-from protocore.memory.prototypes import DTYPES
+from protocore.memory.kept import Kept
+from protocore.memory.plan import Horizon, Plan
+from protocore.memory.prototypes import DTYPES, PrototypeStore
 
 
-class Covariances:
-    """Symmetric matrices by number. What is stored of one is its upper triangle over its mean variance, and that.
+class Covariances(Kept):
+    """Symmetric matrices by class, or number 0 for all. What is stored of one is its upper triangle over its mean
+    variance, and that: so half precision holds the features of any scale, and no entry is stored twice.
 
-    So half precision holds the features of any scale, and no entry is stored twice.
+    The classes are those of `means`, whose numbers are stored with them; without `means` one matrix is for all.
     """
 
-    def __init__(self, dim: int, dtype: str, name: str) -> None:
-        self.dim, self.name = dim, name
+    def __init__(self, dim: int, dtype: str, name: str, means: PrototypeStore | None = None) -> None:
+        self.dim, self.name, self.means = dim, name, means
         self._dtype = DTYPES[dtype]
         self._at = torch.triu_indices(dim, dim)
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
@@ -30,6 +32,10 @@ class Covariances:
         mean = cov.diagonal().mean()
         scale = (mean if mean > 0 else torch.ones_like(mean)).float().cpu()
         self._rows[number] = (cov[self._at[0], self._at[1]].cpu() / scale).to(self._dtype), scale
+
+    def triangle(self, number: int) -> Tensor:
+        """What is stored of one: another tensor whenever it is set anew."""
+        return self._rows[number][0]
 
     def get(self, number: int) -> Tensor:
         """float64 (d, d)."""
@@ -43,14 +49,15 @@ class Covariances:
         return {f"{self.name}/triangles": torch.stack([triangle for triangle, _ in rows]),
                 f"{self.name}/scales": torch.stack([scale for _, scale in rows])} if rows else {}
 
-    def load(self, tensors: Mapping[str, Tensor], numbers: Sequence[int]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        numbers = [0] if self.means is None else self.means.classes
         triangles, scales = (tensors.get(f"{self.name}/{key}") for key in ("triangles", "scales"))
         self._rows = {}
         if triangles is not None and scales is not None:
             rows = zip(numbers, triangles, scales, strict=True)
             self._rows = {number: (triangle.to(self._dtype), scale.clone()) for number, triangle, scale in rows}
 
-    def plan(self, count: int) -> Plan:
-        """What `tensors` will be of so many matrices."""
+    def plan(self, at: Horizon, rows: int = 0) -> Plan:
+        count = min(len(at.classes), 1) if self.means is None else len(at.classes)
         return {f"{self.name}/triangles": (self._dtype, (count, self._at.shape[1])),
                 f"{self.name}/scales": (torch.float32, (count,))} if count else {}

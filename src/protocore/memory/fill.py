@@ -50,12 +50,14 @@ class Reservoir:
             self.store.keep(torch.randperm(len(self.store))[:capacity])
         self.capacity = capacity
 
-    def offer(self, images: Tensor, labels: Tensor, *, shares: Tensor | None = None, **columns: Tensor) -> int:
-        """How many of them are kept; `shares` as in `reservoir_slots`."""
+    def offer(self, images: Tensor, labels: Tensor, *, rows: Tensor | None = None, shares: Tensor | None = None,
+              **columns: Tensor) -> int:
+        """How many of them are kept; `rows` as in `ExemplarStore.put`, `shares` as in `reservoir_slots`."""
         items, slots = reservoir_slots(self.seen, len(labels), self.capacity, shares)
         # A reservoir that grew after it was full has gaps before its capacity: fill from the end of the store.
         slots = torch.where(slots < len(self.store), slots, _next_free(slots, len(self.store)))
-        self.store.put(slots, images[items], labels[items], **{k: v[items] for k, v in columns.items()})
+        self.store.put(slots, images[items], labels[items], rows=_part(rows, items),
+                       **{k: v[items] for k, v in columns.items()})
         self.seen += len(labels)
         return len(items)
 
@@ -94,8 +96,9 @@ class BalancedReservoir:
             for label, count in room.items():
                 self.room[label] = count
 
-    def offer(self, images: Tensor, labels: Tensor, *, shares: Tensor | None = None, **columns: Tensor) -> int:
-        """How many of them are kept; `shares` as in `reservoir_slots`."""
+    def offer(self, images: Tensor, labels: Tensor, *, rows: Tensor | None = None, shares: Tensor | None = None,
+              **columns: Tensor) -> int:
+        """How many of them are kept; `rows` as in `ExemplarStore.put`, `shares` as in `reservoir_slots`."""
         if not len(labels):
             return 0
         self.seen = F.pad(self.seen, (0, max(int(labels.max()) + 1 - len(self.seen), 0)))
@@ -113,7 +116,8 @@ class BalancedReservoir:
             slots.append(target)
             self.seen[label] += len(of_class)
         at = torch.cat(items)
-        self.store.put(torch.cat(slots), images[at], labels[at], **{k: v[at] for k, v in columns.items()})
+        self.store.put(torch.cat(slots), images[at], labels[at], rows=_part(rows, at),
+                       **{k: v[at] for k, v in columns.items()})
         return len(at)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -147,6 +151,10 @@ def settle(budget: int | None, store: ExemplarStore, kept: Callable[[], Mapping[
     count = largest(lambda n: file_size(store.cut(plan, slots[:n])) <= budget, least, len(slots))
     store.keep(slots[:count].sort().values)
     return True
+
+
+def _part(rows: Tensor | None, at: Tensor) -> Tensor | None:
+    return None if rows is None else rows[at]
 
 
 def _of(room: int | Tensor, label: int) -> int:

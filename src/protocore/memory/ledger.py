@@ -15,6 +15,14 @@ HEADER = "file header"
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What a row of the ledger is: `exemplars` (and of which origin), `prototypes`, `statistics`, `network`..."""
+
+    kind: str = ""
+    origin: str | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
     """One row: `shared` bytes are kept once for any number of classes and are not part of the file."""
 
@@ -22,6 +30,8 @@ class Entry:
     bytes: int
     rows: int
     shared: bool = False
+    kind: str = ""  # exemplars, prototypes, statistics, parameters, header, decoder, network; "" where nobody said
+    origin: str | None = None  # of exemplars: real, coded or synthetic
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,21 @@ class Ledger:
 
 
 def ledger_of(tensors: Mapping[str, Tensor], shared: Mapping[str, int] | None = None,
-              metadata: Mapping[str, str] | None = None) -> Ledger:
-    """Count everything that `serialise` would write, header included, and the shared items beside it."""
-    entries = [Entry(name, t.nbytes, len(t) if t.ndim else 1) for name, t in sorted(tensors.items())]
+              metadata: Mapping[str, str] | None = None, kinds: Mapping[str, Kind] | None = None) -> Ledger:
+    """Count everything that `serialise` would write, header included, and the shared items beside it.
+
+    `kinds` says what they are, by name.
+    """
+    kinds = kinds or {}
+
+    def entry(name: str, size: int, rows: int, *, shared: bool = False) -> Entry:
+        what = kinds.get(name, Kind())
+        return Entry(name, size, rows, shared, what.kind, what.origin)
+
+    entries = [entry(name, t.nbytes, len(t) if t.ndim else 1) for name, t in sorted(tensors.items())]
     header = len(serialise(tensors, metadata)) - sum(e.bytes for e in entries)
-    entries.append(Entry(HEADER, header, 1))
-    entries += [Entry(name, size, 1, shared=True) for name, size in (shared or {}).items() if size]
+    entries.append(Entry(HEADER, header, 1, kind="header"))
+    entries += [entry(name, size, 1, shared=True) for name, size in (shared or {}).items() if size]
     return Ledger(tuple(entries))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from protocore.errors import DataError
-from protocore.memory.plan import Plan
+from protocore.memory.kept import Kept
+from protocore.memory.plan import Horizon, Plan
 from protocore.memory.store import smallest_dtype
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
@@ -20,11 +21,13 @@ def to_int8(vectors: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors / step.float()[:, None]).round().clamp(-127, 127).to(torch.int8), step
 
 
-class PrototypeStore:
+class PrototypeStore(Kept):
     """Prototypes by class. They are rounded to `dtype` when they are set: what is used is what is stored.
 
     int8 keeps each vector in steps of its largest entry / 127, and that step as a float16 beside it.
     """
+
+    kind = "prototypes"
 
     def __init__(self, dim: int, dtype: str = "float16", name: str = "prototypes") -> None:
         self.dim = dim
@@ -59,12 +62,12 @@ class PrototypeStore:
     def _decoded(stored: Tensor, step: Tensor | None) -> Tensor:
         return stored.float() if step is None else stored.float() * step.float()[:, None]
 
-    def plan(self, classes: Collection[int]) -> Plan:
-        """What `tensors` will be once all these classes are stored."""
-        count = len(classes)
+    def plan(self, at: Horizon, rows: int = 0) -> Plan:
+        """What `tensors` will be once all classes of `at` are stored."""
+        count = len(at.classes)
         if not count:
             return {}
-        plan: Plan = {"features": (self._dtype, (count, self.dim)), "labels": (smallest_dtype(max(classes)), (count,))}
+        plan: Plan = {"features": (self._dtype, (count, self.dim)), "labels": (smallest_dtype(at.top), (count,))}
         if self._dtype == torch.int8:
             plan["steps"] = torch.float16, (count,)
         return {f"{self.name}/{key}": shaped for key, shaped in plan.items()}

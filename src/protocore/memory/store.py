@@ -13,14 +13,22 @@ from torch import Tensor
 from protocore.codecs.base import Codec
 from protocore.errors import DataError
 from protocore.memory.codings import Codings
-from protocore.memory.plan import Plan, Shaped, Size
+from protocore.memory.kept import Kept
+from protocore.memory.plan import Horizon, Plan, Shaped, Size
 
 _LABELS = (torch.uint8, torch.uint16, torch.int32)
+_WHOLE = (*_LABELS, torch.int64)
 
 
 def smallest_dtype(largest: int) -> torch.dtype:
     """The narrowest type that holds class numbers up to `largest`: labels are bytes too."""
     return next(t for t in _LABELS if largest <= torch.iinfo(t).max)
+
+
+def narrowest(values: Tensor) -> Tensor:
+    """Whole numbers from 0 in the narrowest type that holds them; anything else as it is."""
+    whole = values.dtype in _WHOLE and values.numel() and int(values.min()) >= 0
+    return values.to(smallest_dtype(int(values.max()))) if whole else values
 
 
 @dataclass
@@ -36,14 +44,20 @@ class Drawn:
         return len(self.labels)
 
 
-class ExemplarStore:
+class ExemplarStore(Kept):
     """A growing list of exemplars. What is written to disk is `tensors()`, nothing else.
 
-    `columns` are further values of each exemplar (logits, losses): a row each, in the type they have.
+    `columns` are further values of each exemplar (logits, losses): a row each, in the type they have, whole numbers in
+    the narrowest. `origin` says what the exemplars are: `real` pixels, real pictures that a codec has `coded`, or
+    `synthetic` ones, which no single picture went into.
     """
 
-    def __init__(self, codec: Codec, name: str = "exemplars", codings: Codings | None = None) -> None:
+    kind = "exemplars"
+
+    def __init__(self, codec: Codec, name: str = "exemplars", codings: Codings | None = None,
+                 origin: str | None = None) -> None:
         self.codec = codec
+        self.origin = origin or ("real" if codec.lossless else "coded")
         self.codings = codings or Codings(codec)
         self.name = name
         self._images = torch.empty(0, *codec.image_shape, dtype=torch.uint8)
@@ -79,12 +93,16 @@ class ExemplarStore:
 
     # -- changing ------------------------------------------------------------------------------------------
 
-    def add(self, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
-        """Append real images (uint8); they are stored as the decoder's bytes."""
-        self.put(torch.arange(len(self), len(self) + len(labels)), images, labels, **columns)
+    def add(self, images: Tensor, labels: Tensor, *, rows: Tensor | None = None, **columns: Tensor) -> None:
+        """Append real images (uint8); they are stored as the codec's bytes. `rows` as in `put`."""
+        self.put(torch.arange(len(self), len(self) + len(labels)), images, labels, rows=rows, **columns)
 
-    def put(self, slots: Tensor, images: Tensor, labels: Tensor, **columns: Tensor) -> None:
-        """Write uint8 images to these slots; slots past the end extend the store without gaps."""
+    def put(self, slots: Tensor, images: Tensor, labels: Tensor, *, rows: Tensor | None = None,
+            **columns: Tensor) -> None:
+        """Write uint8 images to these slots; slots past the end extend the store without gaps.
+
+        `rows` are those of the images in the open task: what was coded of them before is not coded again.
+        """
         if not len(slots):
             return
         if images.dtype != torch.uint8:
@@ -92,7 +110,7 @@ class ExemplarStore:
         if self.codec.lossless:
             self._write(slots, images.cpu(), labels.cpu(), None, columns)
         else:
-            self.put_stored(slots, self.codings.of(images), labels, **columns)
+            self.put_stored(slots, self.codings.of(images, rows), labels, **columns)
 
     @torch.no_grad()
     def put_stored(self, slots: Tensor, stored: list[bytes], labels: Tensor, **columns: Tensor) -> None:
@@ -102,6 +120,8 @@ class ExemplarStore:
 
     def _write(self, slots: Tensor, images: Tensor, labels: Tensor, stored: list[bytes] | None,
                columns: Mapping[str, Tensor]) -> None:
+        # Whole numbers are at work in eight bytes, whatever they are stored in: those to come may be larger.
+        columns = {name: values.long() if values.dtype in _WHOLE else values for name, values in columns.items()}
         end = max(int(slots.max()) + 1, self._length)
         if int((slots >= self._length).sum()) < end - self._length:
             raise IndexError(f"slots up to {end - 1} would leave gaps after the {self._length} of {self.name}")
@@ -195,25 +215,29 @@ class ExemplarStore:
 
     # -- bytes ---------------------------------------------------------------------------------------------
 
-    def size(self, sample: Callable[[], Tensor]) -> Size:
+    def size(self, sample: Callable[[], list[bytes]]) -> Size:
         """Bytes of one coded exemplar. Where they depend on the picture: of those stored, else of those in `sample`."""
         fixed = self.codec.exemplar_bytes
         if fixed is not None:
             return Size(fixed, fixed)
-        lengths = [len(s) for s in self._stored or self.codings.of(sample())]
+        lengths = [len(s) for s in self._stored or sample()]
         return Size(sum(lengths) / len(lengths), max(lengths))
 
-    def plan(self, rows: int, top: int, size: Size, columns: Mapping[str, Shaped] | None = None) -> Plan:
-        """What `tensors` will be of so many exemplars, with labels up to `top` and rows of these columns."""
+    def plan(self, at: Horizon, rows: int, **columns: Shaped) -> Plan:
+        """What `tensors` will be of so many exemplars; one row of these columns has this type and shape."""
         if not rows:
             return {}
+        size = at.sizes[self.name]
         shape = self.codec.image_shape if self.codec.lossless else (size.most,)
-        plan: Plan = {"bytes": (torch.uint8, (rows, *shape)), "labels": (smallest_dtype(top), (rows,))}
+        plan: Plan = {"bytes": (torch.uint8, (rows, *shape)), "labels": (smallest_dtype(at.top), (rows,))}
         if self.codec.exemplar_bytes is None:
             plan["bytes"] = torch.uint8, (math.ceil(rows * size.mean),)
             plan["lengths"] = smallest_dtype(size.most), (rows,)
-        plan |= {name: (dtype, (rows, *tail)) for name, (dtype, tail) in (columns or {}).items()}
+        plan |= {name: (dtype, (rows, *tail)) for name, (dtype, tail) in columns.items()}
         return {f"{self.name}/{key}": shaped for key, shaped in plan.items()}
+
+    def stores(self) -> list[ExemplarStore]:
+        return [self]
 
     def cut(self, plan: Plan, slots: Tensor) -> Plan:
         """The plan of the same memory with these exemplars only."""
@@ -248,7 +272,7 @@ class ExemplarStore:
                 lengths = torch.tensor([len(s) for s in self._stored])
                 payload = {"bytes": flat, "lengths": lengths.to(smallest_dtype(int(lengths.max())))}
         payload["labels"] = self.labels.to(smallest_dtype(int(self.labels.max())))
-        payload.update({name: self.column(name).clone() for name in self._columns})
+        payload.update({name: narrowest(self.column(name)).clone() for name in self._columns})
         return {f"{self.name}/{key}": value for key, value in payload.items()}
 
     @torch.no_grad()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,22 @@ from protocore.config import Options, Settings
 from protocore.data.augment import Transform, to_float
 from protocore.data.stream import Task
 from protocore.memory.codings import Codings
+from protocore.memory.kept import Kept
+from protocore.memory.ledger import Kind
 from protocore.memory.plan import Horizon, Plan, file_size
 from protocore.memory.quota import Allowance
 from protocore.memory.store import ExemplarStore
+from protocore.methods.state import Attribute
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
+K = TypeVar("K", bound=Kept)
+V = TypeVar("V")
 
 
-def sample_of(task: Task, count: int = 64) -> Tensor:
-    """Some of the task's images, evenly over it: what a codec makes of them tells what an exemplar will take."""
-    return task.take(torch.linspace(0, len(task) - 1, min(count, len(task))).long())
+def sample_of(task: Task, codings: Codings, count: int = 64) -> list[bytes]:
+    """What is stored of some of the task's images, evenly over it: it tells what an exemplar will take."""
+    rows = torch.linspace(0, len(task) - 1, min(count, len(task))).long()
+    return codings.of(task.take(rows), rows)
 
 
 @dataclass
@@ -57,7 +63,6 @@ class Tools:
     progress: Progress = lambda what, done, of: None
     on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
     build: Callable[[], Network] | None = None  # makes an untrained network like `net`, without classes
-    resuming: bool = False  # while a task is taken up from a checkpoint
 
     def __post_init__(self) -> None:
         self.codings = Codings(self.codec)
@@ -124,9 +129,13 @@ class Method:
         self.tools = tools
         self.net = tools.net
         self.options = options
+        self._kept: list[Kept] = []
+        self._held: list[Kept] = []
         self.seen: list[int] = []  # classes of the tasks begun so far, ascending
+        self.known: list[int] = []  # those of the tasks before the present one, whether or not they are in it again
         self.current: list[int] = []  # classes of the present task
         self.first_classes: list[int] = []  # classes of the first task, online of the first window
+        self.hold("known")
         self.extra: nn.Module | None = None  # trained with the network, not used to predict (a projection, say)
 
     @classmethod
@@ -138,8 +147,50 @@ class Method:
         """Whether the network is trained on this task at all."""
         return True
 
+    # -- what it keeps -------------------------------------------------------------------------------------
+
+    @overload
+    def keep(self, thing: str, name: str | None = None, kind: str | None = None) -> None: ...
+    @overload
+    def keep(self, thing: K) -> K: ...
+    def keep(self, thing: K | str, name: str | None = None, kind: str | None = None) -> K | None:
+        """Register what outlives a task: a store, or an attribute by its name (which the file may call otherwise).
+
+        It is counted, planned for, saved and loaded. What is not registered is gone after the task.
+        """
+        return self._register(self._kept, thing, name, kind)
+
+    @overload
+    def hold(self, thing: str, name: str | None = None) -> None: ...
+    @overload
+    def hold(self, thing: K) -> K: ...
+    def hold(self, thing: K | str, name: str | None = None) -> K | None:
+        """Register what a checkpoint inside a task needs beside that: it is saved and loaded there, and not kept."""
+        return self._register(self._held, thing, name, None)
+
+    def _register(self, among: list[Kept], thing: K | str, name: str | None, kind: str | None) -> K | None:
+        if isinstance(thing, str):
+            among.append(Attribute(self, thing, name, kind))
+            return None
+        among.append(thing)
+        return thing
+
+    # -- learning ------------------------------------------------------------------------------------------
+
+    def meet(self, classes: Sequence[int]) -> None:
+        """A task of these classes comes."""
+        self.known, self.current = list(self.seen), list(classes)
+        self.seen = sorted({*self.seen, *classes})
+        self.first_classes = self.first_classes or list(classes)
+
+    def open_task(self, task: Task) -> None:
+        """A task is open, at its beginning or at a checkpoint inside it: what can be read off it again."""
+
     def begin_task(self, task: Task) -> None:
-        """Before the first step. The head has grown, `seen` and `current` are up to date."""
+        """Before the first step, after `open_task`. The head has grown, `seen`, `known` and `current` are up to date.
+
+        Not called where a task is taken up from a checkpoint: what is made here must be kept or held.
+        """
 
     def loss(self, batch: Batch) -> Tensor:
         """What a step minimises."""
@@ -155,31 +206,45 @@ class Method:
         """After `end_task`: data for a second phase of training, of the method's own memory (None: no such phase)."""
         return None
 
-    def held(self) -> dict[str, int]:
-        """Bytes held only while a task is learned (a copy of the network): shown in the ledger beside the memory."""
-        return {}
-
     @property
     def old(self) -> list[int]:
         """Classes seen before that are not in the present task."""
         return sorted(set(self.seen) - set(self.current))
 
+    def predictor(self) -> nn.Module:
+        """The module that predicts, as the method is now: float images (N, C, H, W) in [0, 1] to class scores.
+
+        It holds all that it needs, the network too, so that it can be exported and served. The default is the head.
+        """
+        return self.net
+
     def scores(self, x: Tensor) -> Tensor:
         """Class scores (N, classes) of float images; the largest wins."""
-        return self.net(x)
+        return self.predictor()(x)
+
+    # -- what follows from what it keeps -------------------------------------------------------------------
 
     def stores(self) -> list[ExemplarStore]:
         """The exemplar stores, to be looked at."""
-        return []
+        return [store for thing in self._kept for store in thing.stores()]
 
     def planned(self, at: Horizon, rows: int) -> Plan:
         """What `state` will be then, with so many exemplars in all: its size is known before the training."""
-        return {}
+        return _merged(thing.plan(at, rows) for thing in self._kept)
+
+    def held(self) -> dict[str, int]:
+        """Bytes held only while a task is learned (a copy of the network): shown in the ledger beside the memory."""
+        return _merged(thing.held() for thing in self._held)
+
+    def kinds(self) -> dict[str, Kind]:
+        """What each row of the ledger is, by its name."""
+        kept = {name: Kind(thing.kind, thing.origin) for thing in self._kept for name in thing.tensors()}
+        return kept | {name: Kind(thing.kind) for thing in self._held for name in thing.held()}
 
     def horizon(self, task: Task) -> Horizon:
         """The present task. Exemplars of unequal size count as those stored on average, else as the task's images."""
-        return Horizon(tuple(self.seen), {s.name: s.size(lambda: sample_of(task)) for s in self.stores()},
-                       images=len(task), of_class=int(task.labels.bincount().max()))
+        sizes = {store.name: store.size(lambda: sample_of(task, self.tools.codings)) for store in self.stores()}
+        return Horizon(tuple(self.seen), sizes, images=len(task), of_class=int(task.labels.bincount().max()))
 
     def bytes_at(self, at: Horizon, rows: int) -> int:
         return file_size(self.planned(at, rows))
@@ -190,17 +255,21 @@ class Method:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive the task, as it is stored: the ledger counts these bytes."""
-        return {}
+        return _merged(thing.tensors() for thing in self._kept)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state` gave."""
+        for thing in self._kept:
+            thing.load(state)
 
     def scratch(self) -> dict[str, Tensor]:
         """What a checkpoint inside a task needs beyond `state`; gone when the task is closed."""
-        return {}
+        return _merged(thing.tensors() for thing in self._held)
 
     def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
         """Take up what `scratch` gave."""
+        for thing in self._held:
+            thing.load(scratch)
 
     # -- helpers for end-of-task work ----------------------------------------------------------------------
 
@@ -224,3 +293,7 @@ class Method:
         """Features and labels of the whole task."""
         parts = [(z, y) for _, z, y in self.pass_over(task)]
         return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _merged(parts: Iterable[dict[str, V]]) -> dict[str, V]:
+    return {name: value for part in parts for name, value in part.items()}

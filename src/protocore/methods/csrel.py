@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -21,8 +20,6 @@ from protocore.methods.csrel_stream import CSReLStream
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.losses import sum_of_means
 from protocore.methods.parts.selection import greedy, quota
-
-TASK = "exemplars/task"
 
 
 class CSReL(Coreset):
@@ -43,6 +40,7 @@ class CSReL(Coreset):
         super().__init__(tools, options)
         self.balanced = options.balance == "on" or (options.balance == "auto" and tools.settings.spc is not None)
         self.sizes = torch.zeros(0, 1, dtype=torch.int64)  # of the pools: a row each task, balanced a column each class
+        self.keep("sizes", "pools/sizes")
 
     @classmethod
     def form_for(cls, settings: Settings) -> type[Method]:
@@ -141,17 +139,4 @@ class CSReL(Coreset):
         tasks, kinds = max(at.tasks, len(self.sizes) + 1), at.top + 1 if self.balanced else 1
         most = max([at.of_class if self.balanced else at.images, *self.sizes.flatten().tolist()])
         columns: Plan = {"reference": (torch.float32, ()), "task": (smallest_dtype(tasks - 1), ())}
-        return (self.store.plan(rows, at.top, at.sizes[self.store.name], columns)
-                | {"pools/sizes": (smallest_dtype(most), (tasks, kinds))})
-
-    def state(self) -> dict[str, Tensor]:
-        kept = self.store.tensors()
-        if kept:
-            kept[TASK] = kept[TASK].to(smallest_dtype(int(kept[TASK].max())))
-        if len(self.sizes):
-            kept["pools/sizes"] = self.sizes.to(smallest_dtype(int(self.sizes.max())))
-        return kept
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.store.load({k: v.to(torch.int32) if k == TASK else v for k, v in state.items()})
-        self.sizes = state.get("pools/sizes", torch.zeros(0, 1)).to(torch.int64)
+        return self.store.plan(at, rows, **columns) | {"pools/sizes": (smallest_dtype(most), (tasks, kinds))}

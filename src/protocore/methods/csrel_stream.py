@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocore.backbones import Network
 from protocore.backbones.proxy import fit_proxy
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -16,6 +13,7 @@ from protocore.memory.fill import BalancedReservoir
 from protocore.methods.base import Batch, Tools
 from protocore.methods.csrel_options import BATCH, CSReLOptions
 from protocore.methods.der import DERpp, DERppOptions
+from protocore.methods.parts.previous import SideNetwork
 
 FILLS = {"on": "class", "off": "stream", "auto": "auto"}
 
@@ -48,8 +46,10 @@ class CSReLStream(DERpp):
                             "--spc, or leave it out")
         super().__init__(tools, DERppOptions(alpha=options.beta, beta=options.alpha, fill=FILLS[options.balance]))
         self.choice = options
-        self.model: Network | None = None  # θ_buf, while a window is learned
+        self.model = self.hold(SideNetwork("model", "model of the memory, during a window",  # θ_buf
+                                           lambda: tools.fresh(self.net.classes).eval()))
         self.updates = 0  # exemplars that came since it was made
+        self.hold("updates")
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
@@ -59,8 +59,7 @@ class CSReLStream(DERpp):
         """θ_buf anew. Other classes are none of its business, as old tasks are none in the paper."""
         store, o = self.memory.store, self.choice
         with self.tools.timed("select"):
-            self.model = model = self.tools.fresh(self.net.classes).eval()
-            self.updates = 0
+            model, self.updates = self.model.renew(), 0
             slots = torch.isin(store.labels, torch.tensor(self.current)).nonzero().flatten()
             if len(slots):
                 fit_proxy(model, lambda at: self.tools.view(store.images[slots[at]]),
@@ -74,31 +73,13 @@ class CSReLStream(DERpp):
         return max(room / self.choice.selection_steps, 1.0)
 
     def after_step(self, batch: Batch) -> None:
-        assert self.model is not None
         logits = batch.notes["logits"]  # before the step, as they are stored
         with torch.no_grad(), self.tools.timed("select"):
-            found = reducible(logits.float(), self.model(batch.x).float(), batch.labels, self.choice.mse)
-        self.updates += self.memory.offer(batch.images, batch.labels.cpu(), shares=shares_of(found).cpu(),
-                                          logits=self.rounded(logits))
+            found = reducible(logits.float(), self.model.logits(batch.x).float(), batch.labels, self.choice.mse)
+        self.updates += self.memory.offer(batch, shares=shares_of(found).cpu(), logits=self.rounded(logits))
         if self.updates >= self.due():
             self.renew()
 
     def end_task(self, task: Task) -> None:
         super().end_task(task)
-        self.model = None
-
-    # -- what is kept: DER++'s; θ_buf is held while a window is learned -----------------------------------------
-
-    def held(self) -> dict[str, int]:
-        return {"model of the memory, during a window": sum(p.nbytes for p in self.net.state_dict().values())}
-
-    def scratch(self) -> dict[str, Tensor]:
-        model = {} if self.model is None else self.model.state_dict()
-        return (super().scratch() | {f"model/{name}": value for name, value in model.items()}
-                | {"updates": torch.tensor([self.updates])})
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        super().load_scratch(scratch)
-        assert self.model is not None  # made when the window was begun again
-        self.model.load_state_dict({k.removeprefix("model/"): v for k, v in scratch.items() if k.startswith("model/")})
-        self.updates = int(scratch["updates"])
+        self.model.drop()

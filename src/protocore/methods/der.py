@@ -83,7 +83,7 @@ class DER(ReplayMethod):
             self.fill()
 
     def planned(self, at: Horizon, rows: int) -> Plan:
-        return self.memory.plan(at, rows, {"logits": (self.dtype, (max(self.net.classes, at.top + 1),))})
+        return self.memory.plan(at, rows, logits=(self.dtype, (max(self.net.classes, at.top + 1),)))
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -120,7 +120,7 @@ class DER(ReplayMethod):
 
     def after_step(self, batch: Batch) -> None:
         if batch.first_pass or self.options.offer == "every":
-            self.memory.offer(batch.images, batch.labels.cpu(), logits=self.rounded(batch.notes["logits"]))
+            self.memory.offer(batch, logits=self.rounded(batch.notes["logits"]))
 
 
 class DERpp(DER):

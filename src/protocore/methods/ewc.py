@@ -102,7 +102,8 @@ class EWC(Method):
         super().__init__(tools, options)
         self.fisher: Named = {}
         self.anchor: Named = {}
-        self.before = 0  # classes that had been seen when F was last renewed
+        self.keep("fisher", kind="parameters")
+        self.keep("anchor", kind="parameters")
 
     def planned(self, at: Horizon, rows: int) -> Plan:
         """Two values for each parameter; those of the head have a row for each class, but for a cosine head's scale."""
@@ -131,30 +132,12 @@ class EWC(Method):
                 total = merged(total, part, 1.0, 1.0)
                 self.tools.progress("estimating the Fisher matrix", int(rows[-1]) + 1, len(task))
             self.net.train(was_training)
-        share = self.before / max(len(self.seen), 1)
+        share = len(self.known) / max(len(self.seen), 1)
         keep, take = (self.options.gamma, 1.0) if self.options.merge == "sum" else (share, 1 - share)
         # Contiguous, as they come back from a checkpoint: a sum over another layout would round otherwise.
         mean = {name: (f / len(task)).contiguous() for name, f in total.items()}
         self.fisher = merged(self.fisher, mean, keep, take)
         self.anchor = {name: p.detach().clone().contiguous() for name, p in self._parameters().items()}
-        self.before = len(self.seen)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
-
-    def state(self) -> dict[str, Tensor]:
-        return ({f"fisher/{name}": f.cpu() for name, f in self.fisher.items()}
-                | {f"anchor/{name}": p.cpu() for name, p in self.anchor.items()})
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for prefix, mine in (("fisher/", self.fisher), ("anchor/", self.anchor)):
-            mine.clear()
-            mine.update({name.removeprefix(prefix): value.to(self.tools.device)
-                         for name, value in state.items() if name.startswith(prefix)})
-        self.before = len(self.seen) if self.fisher else 0  # inside a task `load_scratch` says better
-
-    def scratch(self) -> dict[str, Tensor]:
-        return {"before": torch.tensor([self.before])}
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.before = int(scratch["before"])

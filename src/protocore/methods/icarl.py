@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocore.config import Options, option
 from protocore.data.augment import to_float
@@ -16,7 +15,7 @@ from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.losses import class_means
-from protocore.methods.parts.means import at_home, by_class, nearest_mean_scores
+from protocore.methods.parts.means import NearestMean, at_home
 from protocore.methods.parts.previous import Previous
 from protocore.methods.parts.selection import herding, rank_in_class
 
@@ -72,20 +71,23 @@ class ICaRL(Coreset):
         super().__init__(tools, options)
         mirrored = "flip" in [word.strip() for word in tools.settings.augment.split(",")]
         self.flips = options.flip == "on" or (options.flip == "auto" and mirrored)
-        self.previous = Previous()
+        self.previous = self.hold(Previous(self.net))
         self.task: Task | None = None
         self.home: list[int] = []
         self.samples = 0
         self.shown = torch.empty(0, dtype=torch.int64)  # rows of the task that the network has seen
+        self.hold("shown")
         self.cached: tuple[tuple[int, ...], Tensor, Tensor] | None = None
 
     # -- learning ------------------------------------------------------------------------------------------
 
+    def open_task(self, task: Task) -> None:
+        self.task, self.home, self.samples, self.cached = task, at_home(task), len(task), None
+
     def begin_task(self, task: Task) -> None:
-        super().begin_task(task)
-        self.task, self.home, self.samples, self.shown = task, at_home(task), len(task), self.shown[:0]
+        self.shown = self.shown[:0]
         if self.taught():
-            self.previous.freeze(self.net)
+            self.previous.renew()
 
     def taught(self) -> list[int]:
         """Classes learned from the old network: those learned before, but for the ones that the task is about.
@@ -137,12 +139,12 @@ class ICaRL(Coreset):
 
     # -- predicting ----------------------------------------------------------------------------------------
 
-    def scores(self, x: Tensor) -> Tensor:
-        """Minus the squared distance to each class's mean; before there is any mean, the outputs."""
+    def predictor(self) -> nn.Module:
+        """The nearest mean of exemplars; before there is any, the outputs."""
         classes, means = self.means()
         if not len(classes):
-            return self.net(x)
-        return by_class(nearest_mean_scores(self.net.features(x), means), classes.tolist(), self.net.classes)
+            return self.net
+        return NearestMean(self.net, means.to(self.tools.device), classes.tolist(), self.net.classes)
 
     @torch.no_grad()
     def means(self) -> tuple[Tensor, Tensor]:
@@ -173,19 +175,3 @@ class ICaRL(Coreset):
         last = rank_in_class(labels.flip(0)).flip(0) < SHOWN
         rows = self.shown[last & torch.isin(labels, self.store.classes, invert=True)]
         return self.images(self.task, rows), self.task.labels_of(rows)
-
-    # -- what is kept --------------------------------------------------------------------------------------
-
-    def held(self) -> dict[str, int]:
-        return self.previous.held()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        super().load_state(state)
-        self.cached = None
-
-    def scratch(self) -> dict[str, Tensor]:
-        return self.previous.scratch() | {"shown": self.shown}
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.previous.load_scratch(scratch, self.net)
-        self.shown = scratch["shown"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,12 +40,11 @@ class LwF(Method):
 
     def __init__(self, tools: Tools, options: LwFOptions) -> None:
         super().__init__(tools, options)
-        self.previous = Previous()
-        self.known: list[int] = []  # classes that the teacher learned: all seen before this task, returning or not
+        self.previous = self.hold(Previous(self.net))  # it has learned the classes in `known`
 
     def begin_task(self, task: Task) -> None:
         if self.known:
-            self.previous.freeze(self.net)
+            self.previous.renew()
 
     def loss(self, batch: Batch) -> Tensor:
         logits = self.net(batch.x)
@@ -63,17 +61,3 @@ class LwF(Method):
 
     def end_task(self, task: Task) -> None:
         self.previous.drop()
-        self.known = list(self.seen)
-
-    def held(self) -> dict[str, int]:
-        return self.previous.held()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.known = list(self.seen)  # between two tasks that is all of them; inside one `load_scratch` says better
-
-    def scratch(self) -> dict[str, Tensor]:
-        return self.previous.scratch() | {"known": torch.tensor(self.known, dtype=torch.int64)}
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.known = scratch["known"].tolist()
-        self.previous.load_scratch(scratch, self.net)

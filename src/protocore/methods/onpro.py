@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,10 +83,10 @@ class OnPro(ReplayMethod):
                             "allow; give --variants 8")
         self.extra = self.projection = nn.Linear(self.net.dim, min(PROJECTION, self.net.dim))
         self.later = False  # whether the first task is over
-        self.forget_prototypes()
-
-    def forget_prototypes(self) -> None:
-        self.prototypes = torch.empty(0, self.projection.out_features), torch.empty(0, dtype=torch.int64)
+        self.prototypes = torch.empty(0, self.projection.out_features)  # of the last step, and their classes
+        self.prototype_classes = torch.empty(0, dtype=torch.int64)
+        for name in ("later", "prototypes", "prototype_classes"):
+            self.hold(name)
 
     def begin_task(self, task: Task) -> None:
         """Prototypes of the task before would be stale, so its first step goes without feedback.
@@ -98,7 +97,7 @@ class OnPro(ReplayMethod):
         s, stored = self.tools.settings, set(self.memory.store.classes.tolist())
         others = set(self.seen) != set(self.current) or not stored >= set(self.current)
         self.later = bool(stored) and (not s.online or s.blurry > 0 or others)
-        self.forget_prototypes()
+        self.prototypes, self.prototype_classes = self.prototypes[:0], self.prototype_classes[:0]
         super().begin_task(task)
 
     # -- a step ----------------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ class OnPro(ReplayMethod):
 
     def feedback(self, drawn: Drawn, x: Tensor) -> Mixed:
         """APF: a part of the replay batch mixed within itself, the rest pairs of classes that are close."""
-        o, store, (means, classes) = self.options, self.memory.store, self.prototypes
+        o, store, means, classes = self.options, self.memory.store, self.prototypes, self.prototype_classes
         if not len(classes):
             return Mixed(x, drawn.labels, drawn.labels, torch.zeros(len(drawn)))
         there = torch.isin(classes, store.classes)
@@ -174,15 +173,6 @@ class OnPro(ReplayMethod):
 
     def after_step(self, batch: Batch) -> None:
         if "prototypes" in batch.notes:
-            self.prototypes = batch.notes["prototypes"].cpu(), batch.notes["classes"].cpu()
+            self.prototypes = batch.notes["prototypes"].cpu()
+            self.prototype_classes = batch.notes["classes"].cpu()
         super().after_step(batch)
-
-    def scratch(self) -> dict[str, Tensor]:
-        mine = {"prototypes": self.prototypes[0], "prototype classes": self.prototypes[1],
-                "later": torch.tensor([self.later])}
-        return super().scratch() | mine
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.prototypes = scratch["prototypes"], scratch["prototype classes"]
-        self.later = bool(scratch["later"])
-        super().load_scratch(scratch)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from protocore.backbones import Network
 from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.memory.plan import Horizon, Plan, plan_of
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.parts.losses import radius
 from protocore.methods.parts.means import ClassMeans, at_home
@@ -41,6 +40,17 @@ def frobenius(new: Tensor, old: Tensor) -> Tensor:
 def mean_deviation(z: Tensor, labels: Tensor) -> Tensor:
     """The radius of the ImageNet-Subset script: mean over classes and dimensions of the biased deviation."""
     return torch.stack([z[labels == c].std(0, correction=0).mean() for c in labels.unique()]).mean()
+
+
+class Unturned(nn.Module):
+    """Scores of images as they are: the outputs of rotation 0."""
+
+    def __init__(self, net: Network, outputs: int) -> None:
+        super().__init__()
+        self.net, self.outputs = net, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)[:, :: self.outputs]
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,10 @@ class PASS(Method):
         if height != width:
             raise UserError(f"--method pass turns images by 90°, so they must be square; these are {height}x{width}. "
                             "Cut or scale them (--image-size N for picture files), or take another method")
-        self.means = ClassMeans(self.net.dim, options.prototype_dtype)
+        self.means = self.keep(ClassMeans(self.net.dim, options.prototype_dtype))
         self.sigma = torch.full((1,), float("nan"))  # until it is estimated
-        self.previous = Previous()
+        self.keep("sigma", "statistics/sigma")
+        self.previous = self.hold(Previous(self.net))
         self.home: list[int] = []
 
     @property
@@ -90,13 +101,12 @@ class PASS(Method):
         """Classes with a prototype that the task is not about."""
         return [c for c in self.means.classes if c not in self.home]
 
-    def begin_task(self, task: Task) -> None:
+    def open_task(self, task: Task) -> None:
         self.home = at_home(task)
-        if self.replayed:
-            self.previous.freeze(self.net)
 
-    def planned(self, at: Horizon, rows: int) -> Plan:
-        return self.means.plan(at.classes) | plan_of({"statistics/sigma": self.sigma})
+    def begin_task(self, task: Task) -> None:
+        if self.replayed:
+            self.previous.renew()
 
     def loss(self, batch: Batch) -> Tensor:
         o, old = self.options, self.replayed
@@ -132,21 +142,5 @@ class PASS(Method):
         old, new = 0 if self.sigma.isnan() else len(self.means), len(labels.unique())
         self.sigma = ((old * self.sigma.nan_to_num() ** power + new * found**power) / (old + new)) ** (1 / power)
 
-    def scores(self, x: Tensor) -> Tensor:
-        return self.net(x)[:, :: self.outputs]  # the outputs of rotation 0
-
-    def held(self) -> dict[str, int]:
-        return self.previous.held()
-
-    def state(self) -> dict[str, Tensor]:
-        return self.means.tensors() | ({} if self.sigma.isnan() else {"statistics/sigma": self.sigma.clone()})
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.means.load(state)
-        self.sigma = state.get("statistics/sigma", torch.full((1,), float("nan"))).clone()
-
-    def scratch(self) -> dict[str, Tensor]:
-        return self.previous.scratch()
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.previous.load_scratch(scratch, self.net)
+    def predictor(self) -> nn.Module:
+        return Unturned(self.net, self.outputs)

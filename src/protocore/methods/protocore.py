@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protocore.condense.loop import flat_maps
-from protocore.condense.store import CondensedMemory
+from protocore.condense.store import CondensedStore
 from protocore.condense.targets import Targets, believed, layer_goals, make_targets
 from protocore.config import plural
 from protocore.data.augment import augmentation, to_float
@@ -19,7 +18,6 @@ from protocore.errors import UserError
 from protocore.memory.fill import settle
 from protocore.memory.plan import Horizon, Plan
 from protocore.memory.quota import by_label
-from protocore.memory.store import ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.parts.losses import class_means, masked_cross_entropy, mixed_prototypes, prototype_loss, radius
 from protocore.methods.parts.means import at_home
@@ -59,33 +57,42 @@ class ProtoCore(Method):
                             "of a sample but its code; take --replay-space mix")
         self.invents = recipe.start != "nearest" or recipe.steps > 0
         self.blend = 1 if recipe.start == "nearest" else o.blend
-        self.condensed = CondensedMemory(tools.codec, self.net.dim, o.prototype_dtype, recipe)
-        self.exemplars = self.condensed.exemplars
-        self.real = Replay(tools, "class", "real exemplars") if o.real else None
+        self.condensed = CondensedStore(tools.codec, self.net.dim, o.prototype_dtype, recipe, tools.codings)
+        self.exemplars = self.keep(self.condensed.exemplars)
+        self.prototypes = self.keep(self.condensed.prototypes)
+        self.real = self.keep(Replay(tools, "class", "real exemplars")) if o.real else None
         self.sigma = torch.full((1,), sigma_of(o.noise))
-        self.table = torch.empty(0, self.net.dim), torch.empty(0, dtype=torch.int64)
-        self.about = 0.0
+        self.keep("sigma", "statistics/sigma")
+        self.table = torch.empty(0, self.net.dim)  # p^c of stored classes, as the network sees their exemplars
+        self.table_labels = torch.empty(0, dtype=torch.int64)
         self.steps = 0
+        for name in ("table", "table_labels", "steps"):
+            self.hold(name)
+        if self.real:
+            self.hold(self.real.room)
+        self.about = 0.0
         self.kept_records: dict[str, Tensor] = {}
 
     # -- learning (Alg. 2 and 5) ---------------------------------------------------------------------------
 
-    def begin_task(self, task: Task) -> None:
+    def open_task(self, task: Task) -> None:
         # How many classes the task is really about: the perplexity of its labels, so that the few samples of
         # a returning class in a blurry stream do not count as a whole class. Without them: len(current).
         counts = task.labels.bincount().double()
         self.about = float(torch.special.entr(counts / counts.sum()).sum().exp())
-        self.check_blend(task, counts)
+
+    def begin_task(self, task: Task) -> None:
+        self.check_blend(task)
         if self.real:
             self.real.resize(by_label(self.seen, [self.options.real] * len(self.seen)))
             self.exemplars.keep(self.exemplars.first_of_each(self.room(task)))  # room for the real ones, which come now
         self.steps = 0
         self.renew_table()
 
-    def check_blend(self, task: Task, counts: Tensor) -> None:
+    def check_blend(self, task: Task) -> None:
         """A class that comes once, with too few samples for a blend, would be forgotten without a word."""
-        s, held = self.tools.settings, self.exemplars.counts()
-        if s.online or s.blurry or self.tools.resuming:  # it may come again with more, or has been let in already
+        s, held, counts = self.tools.settings, self.exemplars.counts(), task.labels.bincount()
+        if s.online or s.blurry:  # it may come again with more
             return
         for label in self.current:
             if counts[label] < self.blend and label not in held:
@@ -107,7 +114,7 @@ class ProtoCore(Method):
         z, y = self.net.features(torch.cat(views)), torch.cat(labels)
         loss = z.sum() * 0
         if o.cur_pro or o.pre_pro:
-            p, classes = mixed_prototypes(z[:now], y[:now], *self.table, o.beta)  # p^c of all classes that have one
+            p, classes = mixed_prototypes(z[:now], y[:now], self.table, self.table_labels, o.beta)  # p^c
             form = {"temperature": o.pro_temperature, "own_in_denominator": o.contrast == "prototypical"}
             loss = loss + o.cur_pro * prototype_loss(z[:now], y[:now], p, classes, **form)
             if len(y) > now:
@@ -134,11 +141,12 @@ class ProtoCore(Method):
             classes = self.exemplars.classes
             drawn = self.exemplars.at(self.exemplars.first_of_each(max(TABLE_IMAGES // len(classes), 1)))
             z = self.features_of(self.perturb(drawn.images))
-            self.table = class_means(z, drawn.labels.to(z.device), classes.to(z.device))[0], classes
+            self.table = class_means(z, drawn.labels.to(z.device), classes.to(z.device))[0]
+            self.table_labels = classes
 
     def after_step(self, batch: Batch) -> None:
         if self.real and batch.first_pass:
-            self.real.offer(batch.images, batch.labels.cpu())
+            self.real.offer(batch)
             if self.tools.codec.exemplar_bytes is None:
                 self.settle()
         self.steps += 1
@@ -169,9 +177,9 @@ class ProtoCore(Method):
                 self.kept_records |= {"real": z.cpu(), "real labels": labels.cpu()}
             # A class that only visits, with a few samples, keeps the prototype of the task that was about it.
             home = at_home(task)
-            classes = [c for c in classes if c in home or c not in self.condensed.prototypes]
+            classes = [c for c in classes if c in home or c not in self.prototypes]
             means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
-            self.condensed.prototypes.set(classes, means)
+            self.prototypes.set(classes, means)
         self.settle()
 
     def settle(self) -> None:
@@ -179,9 +187,9 @@ class ProtoCore(Method):
 
     def condense(self, task: Task, targets: Targets, room: Tensor) -> None:
         self.net.eval()
-        start = self.condensed.start(targets, lambda rows: to_float(task.take(rows.cpu())))
+        start = self.condensed.start(targets, lambda rows: task.take(rows.cpu()))
         made = self.condensed.renew(
-            self.net.features, targets, self.tools.on_device(start), room,
+            self.net.features, targets, self.tools.on_device(start) if isinstance(start, Tensor) else start, room,
             lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
             **self.further_goals(task, targets))
         self.net.train()
@@ -217,32 +225,9 @@ class ProtoCore(Method):
 
     def planned(self, at: Horizon, rows: int) -> Plan:
         real = self.real.plan(at, self.options.real * len(at.classes)) if self.real else {}
-        return self.condensed.plan(at, rows) | real | {"statistics/sigma": (torch.float32, (1,))}
+        return super().planned(at, rows) | real  # `rows` are condensed ones
 
     # -- what is kept --------------------------------------------------------------------------------------
 
     def records(self) -> dict[str, Tensor]:
         return self.kept_records if self.options.record else {}
-
-    def stores(self) -> list[ExemplarStore]:
-        return [self.exemplars] + ([self.real.store] if self.real else [])
-
-    def state(self) -> dict[str, Tensor]:
-        kept = self.condensed.tensors() | (self.real.tensors() if self.real else {})
-        return kept | ({} if self.sigma.isnan() else {"statistics/sigma": self.sigma.clone()})
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.condensed.load(state)
-        if self.real:
-            self.real.load(state)
-        self.sigma = state.get("statistics/sigma", torch.full((1,), sigma_of(self.options.noise)))
-
-    def scratch(self) -> dict[str, Tensor]:
-        mine = {"table": self.table[0].cpu(), "table labels": self.table[1], "steps": torch.tensor([self.steps])}
-        return mine | (self.real.scratch() if self.real else {})
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.table = scratch["table"], scratch["table labels"]
-        self.steps = int(scratch["steps"])
-        if self.real:
-            self.real.load_scratch(scratch)

@@ -100,9 +100,10 @@ class RainbowMemory(Coreset):
         super().__init__(tools, options)
         self.rehearsing = False
 
-    def begin_task(self, task: Task) -> None:
-        super().begin_task(task)
+    def open_task(self, task: Task) -> None:
         self.rehearsing = False
+
+    def begin_task(self, task: Task) -> None:
         known = set(self.store.classes.tolist())  # empty in the first task, whose head is untrained anyway
         if self.options.fresh_head and known and not (self.tools.settings.online and known.issuperset(task.classes)):
             head = self.net.head

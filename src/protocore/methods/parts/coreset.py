@@ -11,7 +11,6 @@ from torch import Tensor
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.memory.fill import settle
-from protocore.memory.plan import Horizon, Plan
 from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 
@@ -61,7 +60,7 @@ class Coreset(Method):
 
     def __init__(self, tools: Tools, options: object) -> None:
         super().__init__(tools, options)
-        self.store = tools.store()
+        self.store = self.keep(tools.store())
 
     def draw(self, n: int | None = None) -> Drawn | None:
         """A replay batch, uniform over the exemplars, or None while there are none."""
@@ -106,7 +105,8 @@ class Coreset(Method):
         new = chosen < pool.new
         images, labels = pool.images(chosen[new]), pool.labels[chosen[new]]
         self.store.keep(torch.cat([others, pool.slots[chosen[~new] - pool.new]]))
-        self.store.add(images, labels, **{name: values[new.to(values.device)] for name, values in columns.items()})
+        self.store.add(images, labels, rows=chosen[new],
+                       **{name: values[new.to(values.device)] for name, values in columns.items()})
         at = torch.empty(len(chosen), dtype=torch.int64)
         at[~new] = len(others) + torch.arange(int((~new).sum()))
         at[new] = len(others) + int((~new).sum()) + torch.arange(int(new.sum()))
@@ -119,15 +119,3 @@ class Coreset(Method):
         """Exemplars of each class, by label."""
         at = self.horizon(task)
         return self.tools.allowance.room(at.classes, lambda rows: self.bytes_at(at, rows))
-
-    def planned(self, at: Horizon, rows: int) -> Plan:
-        return self.store.plan(rows, at.top, at.sizes[self.store.name])
-
-    def stores(self) -> list[ExemplarStore]:
-        return [self.store]
-
-    def state(self) -> dict[str, Tensor]:
-        return self.store.tensors()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.store.load(state)

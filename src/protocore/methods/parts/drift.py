@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocore.config import option
 from protocore.data.stream import Task
-from protocore.memory.plan import Horizon, Plan
 from protocore.methods.base import Tools
 from protocore.methods.lwf import LwF, LwFOptions
-from protocore.methods.parts.means import ClassMeans, at_home, by_class, nearest_mean_scores
+from protocore.methods.parts.means import ClassMeans, NearestMean, at_home
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,7 @@ class Drift(LwF):
 
     def __init__(self, tools: Tools, options: DriftOptions) -> None:
         super().__init__(tools, options)
-        self.means = ClassMeans(self.net.dim, options.prototype_dtype)
-
-    def planned(self, at: Horizon, rows: int) -> Plan:
-        return self.means.plan(at.classes)
+        self.means = self.keep(ClassMeans(self.net.dim, options.prototype_dtype))
 
     def end_task(self, task: Task) -> None:
         with self.tools.timed("compensate"):
@@ -64,16 +59,8 @@ class Drift(LwF):
         """Where the means of these classes are now, (C, d); z are the new features of the task's images."""
         raise TypeError(f"{type(self).__name__} moves nothing")
 
-    def scores(self, x: Tensor) -> Tensor:
-        z = self.net.features(x)
+    def predictor(self) -> nn.Module:
         if not len(self.means):
-            return self.net.logits(z)
-        means = nearest_mean_scores(z, self.means.get(self.means.classes))
-        return by_class(means, self.means.classes, self.seen[-1] + 1)
-
-    def state(self) -> dict[str, Tensor]:
-        return self.means.tensors()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        super().load_state(state)
-        self.means.load(state)
+            return self.net
+        classes = self.means.classes
+        return NearestMean(self.net, self.means.get(classes).to(self.tools.device), classes, self.seen[-1] + 1)

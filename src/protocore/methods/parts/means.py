@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from protocore.backbones import Network
 from protocore.data.stream import Task
-from protocore.memory.plan import Plan
+from protocore.memory.plan import Horizon, Plan
 from protocore.memory.prototypes import PrototypeStore
 from protocore.methods.parts.losses import class_means
 
@@ -26,6 +27,20 @@ def by_class(scores: Tensor, classes: Collection[int], width: int) -> Tensor:
     full = scores.new_full((len(scores), width), float("-inf"))
     full[:, list(classes)] = scores
     return full
+
+
+class NearestMean(nn.Module):
+    """Scores of images: how near their features are to the mean of each class."""
+
+    means: Tensor
+
+    def __init__(self, net: Network, means: Tensor, classes: Collection[int], width: int) -> None:
+        super().__init__()
+        self.net, self.classes, self.width = net, list(classes), width
+        self.register_buffer("means", means)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_class(nearest_mean_scores(self.net.features(x), self.means), self.classes, self.width)
 
 
 def at_home(task: Task) -> list[int]:
@@ -68,6 +83,6 @@ class ClassMeans(PrototypeStore):
         counts = tensors.get(f"{self.name}/counts")
         self.counts = {} if counts is None else dict(zip(self.classes, counts.tolist(), strict=True))
 
-    def plan(self, classes: Collection[int]) -> Plan:
-        more: Plan = {f"{self.name}/counts": (torch.int32, (len(classes),))}
-        return super().plan(classes) | (more if classes else {})
+    def plan(self, at: Horizon, rows: int = 0) -> Plan:
+        more: Plan = {f"{self.name}/counts": (torch.int32, (len(at.classes),))}
+        return super().plan(at) | (more if at.classes else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -29,13 +29,16 @@ class Picking(Coreset):
         super().__init__(tools, options)
         self.picked = torch.empty(0, dtype=torch.bool)  # of the task's images: picked when last shown
         self.steps = self.steps_planned = self.steps_per_pass = 0
+        self.hold("picked")
+        self.hold("steps")
         self._choice: tuple[Tensor, Tensor] | None = None  # the present batch's rows, and what was picked
 
     def begin_task(self, task: Task) -> None:
-        super().begin_task(task)
+        self.picked, self.steps = torch.zeros(len(task), dtype=torch.bool), 0
+
+    def open_task(self, task: Task) -> None:
         s = self.tools.settings
-        self.picked = torch.zeros(len(task), dtype=torch.bool)
-        self.steps, self.steps_per_pass = 0, math.ceil(len(task) / s.batch)
+        self.steps_per_pass = math.ceil(len(task) / s.batch)
         self.steps_planned = self.steps_per_pass if s.online else s.steps or s.epochs * self.steps_per_pass
 
     # -- a step --------------------------------------------------------------------------------------------
@@ -145,11 +148,3 @@ class Picking(Coreset):
         images = self.store.images[slots]
         parts = [self.last_layer(self.tools.on_device(to_float(part))) for part in images.split(256)]
         return torch.cat([h for h, _ in parts]), parts[0][1]
-
-    # -- a checkpoint inside a task ------------------------------------------------------------------------
-
-    def scratch(self) -> dict[str, Tensor]:
-        return {"picked": self.picked.clone(), "steps": torch.tensor([self.steps])}
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.picked, self.steps = scratch["picked"].clone(), int(scratch["steps"])

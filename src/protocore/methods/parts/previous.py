@@ -1,56 +1,67 @@
-"""The network as it was before the task: a frozen copy, held while a task is learned and not after it."""
+"""A network beside the one that learns, held while a task is learned and not after it: the one before the task, say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from protocore.backbones import Network
+from protocore.memory.kept import Kept
 
 
-class Previous:
-    """Frozen in `begin_task`; part of `scratch`, so that a killed run goes on with the same teacher.
+class SideNetwork(Kept):
+    """`renew` makes it, `drop` ends it. Held by a method, a killed run goes on with the same one.
 
-    What it costs is shown in the ledger (`held`), not as memory: when the task is closed it is dropped, and the next
-    one is a copy of the network that is kept anyway.
+    What it costs is shown in the ledger (`held`), not as memory: nothing of it outlives the task.
     """
 
-    def __init__(self) -> None:
+    kind = "network"
+
+    def __init__(self, name: str, said: str, make: Callable[[], Network]) -> None:
+        self.name, self.said, self.make = name, said, make
         self.net: Network | None = None
         self.bytes = 0
 
-    def freeze(self, net: Network) -> None:
-        self.net = net.frozen_copy()
+    def renew(self) -> Network:
+        self.net = self.make()
         self.bytes = max(self.bytes, sum(p.nbytes for p in self.net.state_dict().values()))
+        return self.net
 
     def drop(self) -> None:
         self.net = None
 
+    @property
+    def there(self) -> Network:
+        if self.net is None:
+            raise TypeError(f"there is no {self.said}")
+        return self.net
+
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        return self._there().features(x)
+        return self.there.features(x)
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
-        """Outputs of the old network; those of classes that came with this task mean nothing."""
-        return self._there()(x)
-
-    def _there(self) -> Network:
-        if self.net is None:
-            raise TypeError("no previous network was frozen")
-        return self.net
+        return self.there(x)
 
     def held(self) -> dict[str, int]:
-        return {"previous network, during a task": self.bytes} if self.bytes else {}
+        return {self.said: self.bytes} if self.bytes else {}
 
-    def scratch(self) -> dict[str, Tensor]:
-        return {} if self.net is None else {f"previous/{k}": v for k, v in self.net.state_dict().items()}
+    def tensors(self) -> dict[str, Tensor]:
+        return {} if self.net is None else {f"{self.name}/{k}": v for k, v in self.net.state_dict().items()}
 
-    def load_scratch(self, scratch: Mapping[str, Tensor], net: Network) -> None:
-        mine = {k.removeprefix("previous/"): v for k, v in scratch.items() if k.startswith("previous/")}
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        prefix = f"{self.name}/"
+        mine = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         self.net = None
         if mine:
-            self.freeze(net)
-            self._there().load_state_dict(mine)
+            self.renew().load_state_dict(mine)
+
+
+class Previous(SideNetwork):
+    """The network as it was before the task, frozen: a teacher, whose outputs of new classes mean nothing."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__("previous", "previous network, during a task", net.frozen_copy)

@@ -13,30 +13,39 @@ from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.fill import BalancedReservoir, Reservoir, settle
+from protocore.memory.kept import Kept
 from protocore.memory.plan import Horizon, Plan, Shaped
 from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
 
 
-class Replay:
-    """`fill` is `stream` (one reservoir), `class` (one in each class) or `auto` (class with --spc).
+class Replay(Kept):
+    """A store and its reservoirs: keep it, and hold its `room`.
 
-    It has no length on purpose: an empty memory must not pass for no memory in `if self.real`.
+    `fill` is `stream` (one reservoir), `class` (one in each class) or `auto` (class with --spc).
+
+    A memory has no length on purpose: an empty memory must not pass for no memory in `if self.real`.
     """
+
+    kind = "exemplars"
 
     def __init__(self, tools: Tools, fill: str = "auto", name: str = "exemplars") -> None:
         self.tools = tools
         self.store = tools.store(name)
+        self.origin = self.store.origin
         by_class = fill == "class" or (fill == "auto" and tools.settings.spc is not None)
         if not by_class and tools.settings.capacity is None and tools.settings.budget is None:
             raise UserError("--fill stream needs a fixed size: give --capacity N or --budget BYTES instead of --spc")
         self.filler = BalancedReservoir(self.store) if by_class else Reservoir(self.store)
+        self.room = Room(self)
 
-    def plan(self, at: Horizon, rows: int, columns: Mapping[str, Shaped] | None = None) -> Plan:
-        """What `tensors` will be."""
+    def plan(self, at: Horizon, rows: int, **columns: Shaped) -> Plan:
         counters = len(at.classes) if isinstance(self.filler, BalancedReservoir) else 1
         counter: Plan = {f"{self.store.name}/seen": (torch.int32, (counters,))}
-        return self.store.plan(rows, at.top, at.sizes[self.store.name], columns) | counter
+        return self.store.plan(at, rows, **columns) | counter
+
+    def stores(self) -> list[ExemplarStore]:
+        return [self.store]
 
     def make_room(self, classes: Sequence[int], size: Callable[[int], int]) -> None:
         """Set the size for these classes, where n exemplars make a memory of `size(n)` bytes; drop what is over it."""
@@ -67,9 +76,9 @@ class Replay:
         elif settle(budget, store, self.tensors, lambda: torch.randperm(len(store))):
             filler.capacity = len(store)
 
-    def offer(self, images: Tensor, labels: Tensor, *, shares: Tensor | None = None, **columns: Tensor) -> int:
-        """How many of them are kept."""
-        kept = self.filler.offer(images, labels, shares=shares, **columns)
+    def offer(self, batch: Batch, *, shares: Tensor | None = None, **columns: Tensor) -> int:
+        """How many of a step's images are kept, as they are; a column is a value of each of them."""
+        kept = self.filler.offer(batch.images, batch.labels.cpu(), rows=batch.rows.cpu(), shares=shares, **columns)
         if self.store.codec.exemplar_bytes is None:  # a budget holds at every step, not only where a task ends
             self.settle()
         return kept
@@ -86,14 +95,21 @@ class Replay:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.filler.load(tensors)
 
-    def scratch(self) -> dict[str, Tensor]:
-        """The size for the present task: found again inside it, from other exemplars, it could be another one."""
-        filler = self.filler
-        size = filler.room if isinstance(filler, BalancedReservoir) else filler.capacity
-        return {f"{self.store.name}/size": torch.as_tensor(size).clone()}
 
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.resize(scratch[f"{self.store.name}/size"].clone())
+class Room(Kept):
+    """How many exemplars a memory has room for in the present task: found again inside it, from other exemplars, it
+    could be another number."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay, self.name = replay, f"{replay.store.name}/size"
+
+    def tensors(self) -> dict[str, Tensor]:
+        filler = self.replay.filler
+        size = filler.room if isinstance(filler, BalancedReservoir) else filler.capacity
+        return {self.name: torch.as_tensor(size).clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.replay.resize(tensors[self.name].clone())
 
 
 @dataclass(frozen=True)
@@ -115,34 +131,17 @@ class ReplayMethod(Method):
 
     def __init__(self, tools: Tools, options: ReplayOptions) -> None:
         super().__init__(tools, options)
-        self.memory = Replay(tools, options.fill)
+        self.memory = self.keep(Replay(tools, options.fill))
+        self.hold(self.memory.room)
 
     def begin_task(self, task: Task) -> None:
         at = self.horizon(task)
         self.memory.make_room(at.classes, lambda rows: self.bytes_at(at, rows))
 
-    def planned(self, at: Horizon, rows: int) -> Plan:
-        return self.memory.plan(at, rows)
-
     def after_step(self, batch: Batch) -> None:
         # Each sample is offered once, in the first pass: later passes would fill slots with copies.
         if batch.first_pass:
-            self.memory.offer(batch.images, batch.labels.cpu())
+            self.memory.offer(batch)
 
     def end_task(self, task: Task) -> None:
         self.memory.settle()
-
-    def stores(self) -> list[ExemplarStore]:
-        return [self.memory.store]
-
-    def state(self) -> dict[str, Tensor]:
-        return self.memory.tensors()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.memory.load(state)
-
-    def scratch(self) -> dict[str, Tensor]:
-        return self.memory.scratch()
-
-    def load_scratch(self, scratch: Mapping[str, Tensor]) -> None:
-        self.memory.load_scratch(scratch)
