@@ -35,24 +35,24 @@ CASES = {"cifar100-10": COLOUR, "cifar10": COLOUR, "tinyimagenet-20": COLOUR, "f
 SLOW = 500  # pictures at most where the codes are searched for in sweeps
 
 
-def measure(decoder: Codec, images: Tensor) -> dict[str, Any]:
+def measure(made: Codec, images: Tensor) -> dict[str, Any]:
     psnr, sizes, clocks, codes = [], [], [], []
     for part in images.split(128):
         x = to_float(part)
         start = time.process_time()
-        stored = decoder.to_bytes(decoder.encode(x))
+        stored = made.to_bytes(made.encode(x))
         middle = time.process_time()
-        decoded = to_uint8(decoder.decode(decoder.from_bytes(stored)))
+        decoded = to_uint8(made.decode(made.from_bytes(stored)))
         clocks.append(((middle - start) / len(part), (time.process_time() - middle) / len(part)))
         mse = (to_float(decoded) - x).square().flatten(1).mean(1).clamp_min(1e-10)
         psnr.append(-10 * torch.log10(mse))
         sizes += [len(s) for s in stored]
-        if isinstance(decoder, VQGANCodec):
-            codes.append(decoder.indices(decoder.from_bytes(stored)))
+        if isinstance(made, VQGANCodec):
+            codes.append(made.indices(made.from_bytes(stored)))
     encode, decode = (1000 * float(np.median([c[i] for c in clocks])) for i in (0, 1))
     report = {"psnr": round(float(torch.cat(psnr).mean()), 2), "bytes": round(float(np.mean(sizes)), 1),
               "encode_ms": round(encode, 2), "decode_ms": round(decode, 2), "pictures": len(images),
-              "shared_bytes": decoder.shared_bytes}
+              "shared_bytes": made.shared_bytes}
     return report | ({"entropy_bytes": round(entropy(torch.cat(codes)), 1)} if codes else {})
 
 
@@ -84,10 +84,10 @@ def main() -> None:
             if not fnmatch(codec, arguments.codecs):
                 report[name][codec] = before[name][codec]
                 continue
-            decoder = codec_named(codec, test.images.shape)
+            made = codec_named(codec, test.images.shape)
             count = min(len(test.images), SLOW if "sweeps" in codec else arguments.pictures)
             pictures = torch.from_numpy(test.images.take(np.linspace(0, len(test.images) - 1, count).astype(int)))
-            report[name][codec] = measure(decoder, pictures)
+            report[name][codec] = measure(made, pictures)
             print(name, codec, report[name][codec], flush=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 

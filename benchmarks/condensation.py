@@ -28,33 +28,33 @@ CASES = [(codec, spc) for codec in ("pixels", "vqgan:4") for spc in (1, 20)]
 WEIGHTS = Weights(1.0, 0.0, 0.0)
 
 
-def passes(net: Network, decoder: Codec, start: Tensor, target: Tensor, steps: int) -> None:
+def passes(net: Network, codec: Codec, start: Tensor, target: Tensor, steps: int) -> None:
     """What one would write by hand: a step is one forward and one backward pass."""
     z = start.clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=0.02)
     for _ in range(steps):
-        loss = (net.features(decoder.decode(decoder.draft(z))) - target).square().sum()
+        loss = (net.features(codec.decode(codec.draft(z))) - target).square().sum()
         (z.grad,) = torch.autograd.grad(loss, z)
         optimiser.step()
 
 
 def compare(codec: str, spc: int, steps: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    decoder = codec_named(codec, SHAPE)
+    made = codec_named(codec, SHAPE)
     net = build_network("convnet", SHAPE).eval().requires_grad_(False)
     count = CLASSES * spc
-    start, target = decoder.encode(torch.rand(count, *SHAPE)).detach(), torch.rand(count, net.dim)
+    start, target = made.encode(torch.rand(count, *SHAPE)).detach(), torch.rand(count, net.dim)
     labels, none = torch.arange(CLASSES).repeat_interleave(spc), torch.full((count, net.dim), float("nan"))
 
     def ours(rows: Tensor) -> None:
-        condense(net.features, decoder, start[rows], Goals(target[rows], none[rows], none[rows], labels[rows]),
+        condense(net.features, made, start[rows], Goals(target[rows], none[rows], none[rows], labels[rows]),
                  weights=WEIGHTS, steps=steps, lr=0.02)
 
     everything = torch.arange(count)
-    passes(net, decoder, start, target, 2)  # the first steps of a process are slower
+    passes(net, made, start, target, 2)  # the first steps of a process are slower
     times: dict[str, list[float]] = {"ours": [], "passes": [], "loop": []}
     for _ in range(rounds):
-        for name, do in {"ours": lambda: ours(everything), "passes": lambda: passes(net, decoder, start, target, steps),
+        for name, do in {"ours": lambda: ours(everything), "passes": lambda: passes(net, made, start, target, steps),
                          "loop": lambda: [ours(rows) for rows in everything.split(spc)]}.items():
             clock = time.process_time()
             do()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import protocore
 from protocore import backbones, codecs, methods, registry
 from protocore.backbones.base import Backbone
 from protocore.codecs.pixels import Pixels
-from protocore.errors import UserError
+from protocore.errors import DataError, UserError
+from protocore.memory.pack import read_pack, verify
 from protocore.methods.base import Batch, Method
 from protocore.registry import Registry, near
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -37,20 +45,65 @@ def flat(shape: tuple[int, int, int], width: int | None, norm: str | None) -> Ba
     return Backbone(nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(size, 16), nn.ReLU())), 16)
 
 
-def test_a_method_a_backbone_and_a_codec_of_ones_own_run_together() -> None:
-    from protocore.learn.learner import Learner
-    from protocore.runs.job import configure, open_stream
-
+def test_a_method_a_backbone_and_a_codec_of_ones_own_run_together(tmp_path: Path) -> None:
     methods.register(Plain)
     backbones.register("flat", flat, "one linear layer")
     codecs.register("grey", lambda shape, wish: Pixels(shape), "pixels by another name")
-    config = configure({"method": "plain", "benchmark": "digits", "backbone": "flat", "codec": "grey", "tasks": 2})
-    stream = open_stream(config.settings)
-    learner = Learner(config, stream.image_shape)
-    for task in stream:
-        learner.learn(task)
-    right = learner.predict(stream.tests[1].take(0, 60)) == torch.from_numpy(stream.tests[1].labels[:60])
-    assert right.float().mean() > 0.9
+    result = protocore.run("plain", "digits", runs=tmp_path, backbone="flat", codec="grey", tasks=2,
+                           epochs=5, quiet=True)
+    assert result.class_incremental.R[0][0] > 80
+    assert result.settings["codec"] == "grey"
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_codec_of_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = examples("codecs.md")
+    made: dict[str, Any] = {}
+    exec(compile(code, "codecs.md", "exec"), made)
+    (folder,) = (tmp_path / "runs").iterdir()
+    pack = read_pack(folder / "memory.pack")
+    (group,) = pack.info.groups.values()
+    assert (group.codec, group.origin, group.bytes) == ("levels:8", "coded", 64)
+    codec = codecs.codec_named("levels:8", pack.info.image_shape)
+    assert all(found.ok for found in verify(folder / "memory.pack", codec))
+    stored = pack.tensors["exemplars/bytes"]
+    assert 4 < int(stored.max()) <= 7  # 8 levels, not 4
+    assert made["result"].bytes_kept == (folder / "memory.safetensors").stat().st_size
+    with pytest.raises(DataError, match="give the one that wrote them with --codec levels:8"):
+        codecs.codec_told("levels:8", pack.info.image_shape)  # a file chooses among what ships, and nothing else
+    with pytest.raises(UserError, match="'slow' is no option of levels, which takes none"):
+        codecs.codec_named("levels:8,slow", pack.info.image_shape)
+
+
+def test_the_backbones_of_the_docs_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, named = examples("backbones.md")
+    made: dict[str, Any] = {}
+    exec(compile(module, "backbones.md", "exec"), made)
+    assert capsys.readouterr().out == "[0, 1, 2, 3, 4, 5]\n"
+    assert made["learner"].net.dim == 32
+    now = made["labels"] < 6
+    assert made["learner"].score(made["pictures"][now], made["labels"][now]) > 0.5  # a sixth by chance
+    exec(compile(named, "backbones.md", "exec"), made)
+    assert made["result"].class_incremental.A_L > 60  # of two classes, just learned
+
+
+def test_an_entry_point_may_name_a_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its docstring is what `protocore list` says of it."""
+    (code,) = examples("codecs.md")
+    module = ModuleType("mypackage_levels")
+    exec(compile(code.partition("codecs.register")[0], "codecs.md", "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(codecs.CODECS, "_asked", False)
+    point = EntryPoint("levels", f"{module.__name__}:levels", "protocore.codecs")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    assert codecs.codec_named("levels:8", (1, 4, 4)).spec == "levels:8"
+    assert codecs.CODECS["levels"].description == "A few levels of grey; levels:N for N of them."
 
 
 def test_a_name_is_given_once() -> None:

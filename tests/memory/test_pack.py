@@ -39,6 +39,7 @@ from protocore.memory.pack import (
     save_pack,
     summary,
     to_bytes,
+    unpack,
     verify,
     write_pack,
 )
@@ -97,6 +98,9 @@ def pictures(n: int, seed: int = 0) -> torch.Tensor:
     return images
 
 
+ORIGINS = {"coded exemplars": "coded", "synthetic exemplars": "synthetic"}  # what the stores of protocore say
+
+
 def store_of(codec: Codec, labels, name: str = "exemplars", seed: int = 0, **columns) -> ExemplarStore:
     store = ExemplarStore(codec, name)
     store.add(pictures(len(labels), seed), torch.tensor(labels, dtype=torch.int64), **columns)
@@ -120,7 +124,7 @@ def condensed_with_real() -> dict[str, torch.Tensor]:
 
 
 def put(path: Path, tensors, codec: Codec | None = None, names=NAMES, method: str = "er") -> packs.Pack:
-    return write_pack(path, tensors, class_names=names, codec=codec or Pixels(SHAPE), method=method)
+    return write_pack(path, tensors, class_names=names, codec=codec or Pixels(SHAPE), method=method, origins=ORIGINS)
 
 
 def same(a: packs.Pack, b: packs.Pack) -> bool:
@@ -174,7 +178,7 @@ def learner(**flags) -> Learner:
     stream = open_stream(config.settings)
     mine = Learner.of(config, stream.image_shape)
     for index in range(2):
-        mine.learn(stream.open(index), class_names=stream.class_names)
+        mine.learn(stream.open(index))
     return mine
 
 
@@ -236,7 +240,7 @@ def test_memories_of_runs(flags, tmp_path):
     for name in ("a", "b"):
         mine = learner(**flags)
         memory, codec = mine.memory(), mine.tools.codec
-        write_pack(tmp_path / name, memory, class_names=mine.classes_, codec=codec, method=flags["method"])
+        mine.save_pack(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     pack = read_pack(tmp_path / "a")
     assert same_tensors(pack.tensors, memory)
@@ -274,6 +278,56 @@ def test_a_pack_says_how_each_exemplar_was_made(make):
     for name in ("pixels", "coarse"):
         assert origins[name, "coded exemplars"] == "coded"
         assert origins[name, "synthetic exemplars"] == "synthetic"
+
+
+def test_an_origin_is_said_and_not_read_off_a_name(path):
+    tensors = store_of(Pixels(SHAPE), [0, 1], "coded exemplars").tensors()
+    given = {"class_names": NAMES, "codec": Pixels(SHAPE), "method": "er"}
+    assert write_pack(path, tensors, **given).info.groups["coded exemplars"].origin == "real"
+    for origin in ("coded", "synthetic"):
+        pack = write_pack(path, tensors, **given, origins={"coded exemplars": origin})
+        assert pack.info.groups["coded exemplars"].origin == origin
+    with pytest.raises(DataError, match="of an origin among synthetic, coded, real, met 'drawn'"):
+        write_pack(path, tensors, **given, origins={"coded exemplars": "drawn"})
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_memory_is_taken_up_as_it_was_shipped(kind, path):
+    codec, build = MEMORIES[kind]
+    tensors = build()
+    put(path, tensors, codec, method="derpp")
+    taken = unpack(path)
+    assert same_tensors(taken.tensors, tensors)
+    assert (taken.class_names, taken.method, taken.image_shape) == (tuple(NAMES), "derpp", SHAPE)
+    kept = any(name.endswith("/bytes") for name in tensors)
+    assert (taken.codec, taken.digest) == ((codec.spec, codec.digest) if kept else (None, None))
+    taken.check_codec(codec)
+    other = Coarse(SHAPE) if codec.name == "pixels" else Pixels(SHAPE)
+    if kept:
+        with pytest.raises(DataError, match=f"written by the codec {codec.spec} .*; met {other.spec} .*give the one"):
+            taken.check_codec(other)
+    else:
+        taken.check_codec(other)
+    with pytest.raises(DataError, match=r"for images of \(1, 4, 4\); met .* for \(1, 4, 8\)"):
+        taken.check_codec(type(codec)((1, 4, 8)))
+
+
+def test_exemplars_of_two_codecs_are_not_taken_up(path):
+    pack = put(path, condensed_with_real())
+    groups = dict(pack.info.groups)
+    groups["coded exemplars"] = replace(groups["coded exemplars"], digest="0" * 64)
+    save_pack(path, packs.format.sealed(pack.tensors, replace(pack.info, groups=groups)))
+    with pytest.raises(PackError, match=r"exemplars of one codec, met pixels \(000000000000…\), pixels"):
+        unpack(path)
+
+
+def test_a_damaged_pack_is_not_taken_up(path):
+    put(path, condensed_with_real())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PackError, match="sha256"):
+        unpack(path)
 
 
 def test_summary_of_coded_exemplars(make):

@@ -72,14 +72,6 @@ def to_bytes(pack: Pack) -> bytes:
     return b"".join([header_of(pack.tensors, pack.info), *parts])
 
 
-def origin_of(group: str, lossless: bool) -> str:
-    """The stores' names tell; one that says nothing holds real samples."""
-    for origin in ("synthetic", "coded"):
-        if group.startswith(f"{origin} "):
-            return origin
-    return "real" if lossless else "coded"
-
-
 def groups_in(names: Mapping[str, Tensor]) -> list[str]:
     return sorted(name.removesuffix("/bytes") for name in names if name.endswith("/bytes"))
 

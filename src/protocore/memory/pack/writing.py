@@ -12,7 +12,7 @@ from protocore.codecs.base import Codec
 from protocore.files import write_atomic
 from protocore.memory.ledger import Entry, Ledger
 from protocore.memory.pack.checks import Judge
-from protocore.memory.pack.format import Group, Info, Pack, groups_in, origin_of, sealed, to_bytes
+from protocore.memory.pack.format import Group, Info, Pack, groups_in, sealed, to_bytes
 from protocore.memory.pack.reading import parse
 
 
@@ -20,12 +20,12 @@ def write_pack(path: Path, tensors: Mapping[str, Tensor], *, class_names: Sequen
                method: str, origins: Mapping[str, str] | None = None) -> Pack:
     """Write a method's `state()`. The same memory gives the same bytes: nothing depends on the time or the place.
 
-    `origins` says of each store by name how its exemplars were made; what it leaves out is told by the name.
+    `origins` says by the name of a store how its exemplars were made; others are of real samples.
     """
-    said = origins or {}
+    said, plain = origins or {}, "real" if codec.lossless else "coded"
     held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     groups = {
-        name: Group(codec.spec, codec.digest, said.get(name) or origin_of(name, codec.lossless),
+        name: Group(codec.spec, codec.digest, said.get(name, plain),
                     None if f"{name}/lengths" in held else codec.exemplar_bytes)
         for name in groups_in(held)
     }
