@@ -529,7 +529,7 @@ def test_a_gzipped_idx_file_beyond_the_limit_is_refused_by_its_header(tmp_path: 
     plain = path.with_suffix("")
     plain.write_bytes(gzip.decompress(path.read_bytes()))
     assert isinstance(idx.read_idx_file(plain, 3), np.memmap)
-    monkeypatch.setattr(idx, "_MOST_LABELS", 5)
+    monkeypatch.setattr(idx, "MOST_LABELS", 5)
     for name, pack in (("labels", bytes), ("labels.gz", gzip.compress)):
         (tmp_path / name).write_bytes(pack(struct.pack(">2I", 0x801, 6) + bytes(6)))
         with pytest.raises(DataError, match="6 labels, where at most 5"):

@@ -270,7 +270,7 @@ def test_coded_images_are_made_once_and_lent_as_copies(either_way: str) -> None:
     task, calls = make_task(700), []
     assert torch.equal(task.take_coded(torch.tensor([5])), task.take(torch.tensor([5])))  # no codec yet
 
-    def half(images: Tensor) -> Tensor:
+    def half(images: Tensor, rows: Tensor) -> Tensor:
         calls.append(len(images))
         return images // 2
 
@@ -321,7 +321,7 @@ def test_a_task_from_tensors() -> None:
 DOORS: dict[str, Callable[[Task], Any]] = {
     "take": lambda task: task.take(torch.arange(2)),
     "take_coded": lambda task: task.take_coded(torch.arange(2)),
-    "code": lambda task: task.code(lambda images: images),
+    "code": lambda task: task.code(lambda images, rows: images),
     "take nothing": lambda task: task.take(torch.arange(0)),
     "labels": lambda task: task.labels,
     "labels_of": lambda task: task.labels_of(torch.arange(2)),
@@ -338,7 +338,7 @@ def test_after_close_every_door_is_shut(door: str, used: bool, either_way: str) 
     task = make_task()
     if used:
         task.take(torch.arange(5))
-        task.code(lambda images: images // 2)
+        task.code(lambda images, rows: images // 2)
     task.close()
     assert task.closed
     with pytest.raises(SealError):
@@ -350,7 +350,7 @@ def test_after_close_every_door_is_shut(door: str, used: bool, either_way: str) 
 
 def test_what_was_made_before_the_close_is_shut_too(either_way: str) -> None:
     task = make_task()
-    task.code(lambda images: images // 2)
+    task.code(lambda images, rows: images // 2)
     fresh, begun, take, coded, of = task.batches(4), task.batches(4), task.take, task.take_coded, task.labels_of
     next(begun)
     assert not task.closed
@@ -363,7 +363,7 @@ def test_what_was_made_before_the_close_is_shut_too(either_way: str) -> None:
 
 def test_a_closed_task_keeps_no_images(either_way: str) -> None:
     task = make_task()
-    task.code(lambda images: images // 2)
+    task.code(lambda images, rows: images // 2)
     task.take(torch.arange(2))
     task.close()
     assert not [name for name, value in vars(task).items() if isinstance(value, Tensor | Images)]
@@ -376,7 +376,7 @@ def test_an_open_task_cannot_be_copied_past_its_seal(copier: Callable[[Task], An
 
 
 def coded(task: Task) -> Tensor:
-    task.code(lambda images: images)
+    task.code(lambda images, rows: images)
     return task.take_coded(torch.arange(6))
 
 

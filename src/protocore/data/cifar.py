@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from protocore.data.images import ArrayImages, Images, ImageSet, JoinedImages, array_set
-from protocore.data.reading import AGAIN, checked_names, file_length, refuse_label, utf8
+from protocore.data.reading import AGAIN, MOST_LABELS, checked_names, file_length, refuse_label, utf8
 from protocore.errors import DataError, printable, shown
 
 _PIXELS = 3 * 32 * 32  # one picture
@@ -33,13 +33,17 @@ def records(path: Path, limits: tuple[int, ...]) -> tuple[Images, np.ndarray]:
     if length == 0 or length % record:
         raise DataError(f"{path}: {length} bytes, expected a multiple of {record} (whole records); the file "
                         f"is cut short or not CIFAR's: {AGAIN}")
+    if length // record > MOST_LABELS:
+        raise DataError(f"{path}: {length // record:,} records, where at most {MOST_LABELS:,} are read")
     table = np.memmap(path, np.uint8, "r").reshape(-1, record)
     for column, limit in enumerate(limits):
         wrong = np.flatnonzero(table[:, column] >= limit)
         if wrong.size:
             refuse_label(path, int(wrong[0]), int(table[wrong[0], column]), limit)
+    labels = table[:, len(limits) - 1].astype(np.int64)
     images = ArrayImages(table[:, len(limits):].reshape(-1, 3, 32, 32))
-    return images, table[:, len(limits) - 1].astype(np.int64)
+    images.release()  # a label lies on every page
+    return images, labels
 
 
 def batch(path: Path, key: str, classes: int) -> tuple[Images, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ _KINDS = {  # what is left out
     "one-sided": ("class that is not on both sides of the split", "classes that are not on both sides of the split"),
     "name": ("name that is not UTF-8", "names that are not UTF-8"),
     "closed": ("folder that cannot be opened", "folders that cannot be opened"),
+    "link": ("link that leads nowhere", "links that lead nowhere"),
     "archiver": ("folder of an archiver", "folders of an archiver"),
 }
 _PASSED = {  # what is no part of such a folder, and no fault of it
@@ -102,7 +104,12 @@ def look(folder: Path, skipped: Skipped | None = None) -> Look:
 def _sort(entry: os.DirEntry[str], found: Look, faults: Skipped, base: str) -> None:
     name = entry.name
     known = os.path.splitext(name)[1].lower() in PICTURES
-    if name.startswith(".") or (name.lower() in _LEFT_BEHIND and not entry.is_dir()):
+    try:
+        status = entry.stat()
+        mode, length = status.st_mode, status.st_size
+    except OSError:  # a link to nothing, or to itself
+        mode = length = 0
+    if name.startswith(".") or (name.lower() in _LEFT_BEHIND and not stat.S_ISDIR(mode)):
         return
     try:
         name.encode()
@@ -110,15 +117,17 @@ def _sort(entry: os.DirEntry[str], found: Look, faults: Skipped, base: str) -> N
         plain = os.fsencode(name).decode("utf-8", "backslashreplace")
         faults.add("name", f"{base}{plain}", "its name is not UTF-8 text")
         return
-    if entry.is_dir():
+    if stat.S_ISDIR(mode):
         if name.lower() in _LEFT_BEHIND:
             faults.add("archiver", f"{base}{name}", "left behind by an archiver")
         else:
             found.folders.append(name)
-    elif not known:
+    elif not known and mode:
         found.others.append(name)
-    elif entry.is_file():
-        found.pictures.append((name, entry.stat().st_size))
+    elif not known:
+        faults.add("link", f"{base}{name}", "a link that leads nowhere")
+    elif stat.S_ISREG(mode):
+        found.pictures.append((name, length))
     else:
         faults.add("unreadable", f"{base}{name}", "a broken link, a pipe or a device")
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from protocore.data.base import Content, Download, Pair, Source
 from protocore.data.images import ArrayImages, array_set
-from protocore.data.reading import AGAIN, file_length, missing_data, refuse_label
+from protocore.data.reading import AGAIN, MOST_LABELS, file_length, missing_data, refuse_label
 from protocore.errors import DataError
 
 _DEFLATE = 1032  # no deflate stream grows by more than this factor
 _MOST_UNPACKED = 512 << 20  # bytes of a gzipped file, which are held in memory
-_MOST_LABELS = 50_000_000
 
 
 def idx_source(name: str, url: str, class_names: Sequence[str],
@@ -61,8 +60,8 @@ def read_idx_file(path: Path, dims: int) -> np.ndarray:
             head = file.read(start)
             shape = _idx_shape(path, head, dims)
             expected = math.prod(shape)
-            if dims == 1 and _MOST_LABELS < expected <= max(length, _DEFLATE * length * packed):
-                raise DataError(f"{path}: {expected:,} labels, where at most {_MOST_LABELS:,} are read")
+            if dims == 1 and MOST_LABELS < expected <= max(length, _DEFLATE * length * packed):
+                raise DataError(f"{path}: {expected:,} labels, where at most {MOST_LABELS:,} are read")
             if not packed:
                 if length != start + expected:
                     raise DataError(f"{path}: {length} bytes, but its header announces "

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from protocore.data.bombs import refuse_bombs
 from protocore.errors import DataError, printable
 from protocore.files import read_bytes
-from protocore.pictures import ImageShape, open_picture, quiet
+from protocore.pictures import ImageShape, open_picture, quiet, turn_of
 
 MOST_BYTES = 256 << 20  # of a picture file
 Outcome = tuple[int, int] | str  # width and height of a picture, or why it cannot be read
@@ -28,7 +29,7 @@ _CHUNK_BYTES = 8 << 20
 _POOL_FROM = 32  # pictures; below this, starting threads costs more than they save
 _MOST_THREADS = 8
 _LARGE = 4_000_000  # pixels or bytes; of pictures above it one is decoded at a time, to keep within memory
-_ONE_LARGE = threading.Lock()
+_ONE_LARGE = threading.RLock()
 _LISTED = 10  # bad files that an error names
 _LONGEST = 50  # sides a picture may have relative to each other before resizing it would fill the memory
 
@@ -130,16 +131,17 @@ class FileImages(Images):
     """Picture files decoded when taken: the shorter side resized to `size`, then the centre cut out.
 
     `hashes` are the sha256 of the files as they were first read ("": not readable, None: not looked at); a file that
-    has changed since is an error and never another picture in silence.
+    has changed since is an error and never another picture in silence. `upright`: as the camera was held, which JPEGs
+    note in their EXIF.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], size: int, channels: int = 3,
-                 hashes: Sequence[str | None] | None = None) -> None:
+                 hashes: Sequence[str | None] | None = None, upright: bool = False) -> None:
         if channels not in (1, 3) or size < 1:
             raise ValueError(f"need 1 or 3 channels and a size of at least 1, got {channels} and {size}")
         self.paths = tuple(os.fspath(path) for path in paths)
         self.hashes = tuple(hashes) if hashes is not None else (None,) * len(self.paths)
-        self.shape = (channels, size, size)
+        self.shape, self.upright = (channels, size, size), upright
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -157,7 +159,7 @@ class FileImages(Images):
         def decode(place: int) -> Outcome:
             path = self.paths[rows[place]]
             try:
-                out[place], size = _decoded(Path(path), self.hashes[rows[place]], self.shape)
+                out[place], size = _decoded(Path(path), self.hashes[rows[place]], self.shape, self.upright)
             except (_ChangedError, MemoryError):
                 raise
             except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
@@ -191,22 +193,29 @@ class _ChangedError(DataError):
     """A file is no longer what was read at first: nothing may be concluded about it, and nothing kept."""
 
 
-def _decoded(path: Path, expected: str | None, shape: ImageShape) -> tuple[np.ndarray, tuple[int, int]]:
+def _decoded(path: Path, expected: str | None, shape: ImageShape,
+             upright: bool) -> tuple[np.ndarray, tuple[int, int]]:
     changed = f"{path}: changed while it was being read; run again"
-    try:
-        data = read_bytes(path, MOST_BYTES)
-    except DataError as error:
-        raise _ChangedError(changed) if expected else error from None
-    if expected is not None and hashlib.sha256(data).hexdigest() != expected:
-        raise _ChangedError(changed)
-    with open_picture(io.BytesIO(data)) as picture:
-        size = picture.size
-        large = math.prod(size) > _LARGE or len(data) > _LARGE
-        with _ONE_LARGE if large else contextlib.nullcontext():
-            return _square(picture, shape, large), size
+    with _one_at_a_time(os.path.exists(path) and os.path.getsize(path) > _LARGE):
+        try:
+            data = read_bytes(path, MOST_BYTES)
+        except DataError as error:
+            raise _ChangedError(changed) if expected else error from None
+        if expected is not None and hashlib.sha256(data).hexdigest() != expected:
+            raise _ChangedError(changed)
+        refuse_bombs(data)
+        with open_picture(io.BytesIO(data)) as picture:
+            size = picture.size
+            large = math.prod(size) > _LARGE or len(data) > _LARGE
+            with _one_at_a_time(large):
+                return _square(picture, shape, large, turn_of(picture) if upright else None), size
 
 
-def _square(picture: Image.Image, shape: ImageShape, large: bool) -> np.ndarray:
+def _one_at_a_time(large: bool) -> contextlib.AbstractContextManager[object]:
+    return _ONE_LARGE if large else contextlib.nullcontext()
+
+
+def _square(picture: Image.Image, shape: ImageShape, large: bool, turn: Image.Transpose | None) -> np.ndarray:
     channels, size, _ = shape
     mode = "RGB" if channels == 3 else "L"
     if picture.mode[0] in "IF":
@@ -221,6 +230,9 @@ def _square(picture: Image.Image, shape: ImageShape, large: bool) -> np.ndarray:
     if short != size:
         width, height = round(width * size / short), round(height * size / short)
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+    if turn is not None:
+        plain = plain.transpose(turn)
+        width, height = plain.size
     left, top = (width - size) // 2, (height - size) // 2
     square = np.asarray(plain.crop((left, top, left + size, top + size)))
     return square.reshape(size, size, channels).transpose(2, 0, 1)
@@ -271,7 +283,7 @@ def array_set(images: Images, labels: np.ndarray, class_names: Sequence[str]) ->
 
 
 def file_set(base: Path, files: Sequence[tuple[str, int, int]], class_names: Sequence[str], size: int,
-             channels: int = 3, hashed: bool = True) -> ImageSet:
+             channels: int = 3, hashed: bool = True, upright: bool = False) -> ImageSet:
     """A set of picture files, given as (name relative to `base`, bytes, label).
 
     Names, labels and the content of the files identify it: all of them are read here. Without `hashed` their lengths
@@ -282,7 +294,7 @@ def file_set(base: Path, files: Sequence[tuple[str, int, int]], class_names: Seq
     digest = files_digest([(name, found if hashed else str(length), label)
                            for (name, length, label), found in zip(files, hashes, strict=True)])
     labels = np.array([label for _, _, label in files], np.int64)
-    return ImageSet(FileImages(paths, size, channels, hashes), labels, tuple(class_names), digest)
+    return ImageSet(FileImages(paths, size, channels, hashes, upright), labels, tuple(class_names), digest)
 
 
 def content_hash(path: Path) -> str:

@@ -10,6 +10,7 @@ from protocore.errors import DataError, shown
 from protocore.files import read_bytes
 
 AGAIN = "delete it and get it again (`protocore data get`)"
+MOST_LABELS = 50_000_000
 MOST_TEXT = 64 << 20  # bytes of a file of names
 MOST_NAME = 1000  # characters of a class name
 

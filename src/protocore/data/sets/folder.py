@@ -50,7 +50,8 @@ def read_folder(path: Path, size: int, test_fraction: float = 0.2, *, strict: bo
     rows = [(prefix, name, file, length) for prefix, part in parts.items() for name in classes
             for file, length in part.get(name, [])]
     names = [f"{prefix}{name}/{file}" for prefix, name, file, _ in rows]
-    whole = file_set(path, [(full, row[3], 0) for full, row in zip(names, rows, strict=True)], ("all",), size)
+    files = [(full, row[3], 0) for full, row in zip(names, rows, strict=True)]
+    whole = file_set(path, files, ("all",), size, upright=True)
     kept = keep(whole) if keep else None
     for row, reason in (kept.bad if kept else {}).items():
         skipped.add("unreadable", names[row], reason)
