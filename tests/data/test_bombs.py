@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import struct
+import tarfile
 import threading
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -14,11 +16,13 @@ import pytest
 from PIL import Image
 
 from protocore.config import Settings
+from protocore.data import archives
 from protocore.data import images as images_module
 from protocore.data.benchmarks import open_stream
 from protocore.data.bombs import refuse_bombs
 from protocore.data.cifar import records
 from protocore.data.images import FileImages, Images
+from protocore.data.reading import checked_names
 from protocore.errors import DataError
 from protocore.pictures import MOST_WEBP, open_picture, quiet, turn_of
 
@@ -190,3 +194,43 @@ def test_records_give_their_pages_back_and_are_counted(tmp_path: Path, monkeypat
     monkeypatch.setattr("protocore.data.cifar.MOST_LABELS", 2)
     with pytest.raises(DataError, match="3 records, where at most 2 are read"):
         records(tmp_path / "x.bin", (10,))
+
+
+def test_names_that_would_steer_a_terminal_are_no_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTOCORE_CACHE", str(tmp_path / "cache"))
+    for name in ("a", "b", "c\x1b[31m", "d\nd", "😀", "ع"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(3):
+            (tmp_path / "set" / name / f"{i}.png").write_bytes(saved("PNG"))
+    stream = open_stream(Settings(benchmark=f"folder:{tmp_path / 'set'}", image_size=8))
+    assert stream.class_names == ("a", "b", "ع", "😀")
+    (note,) = [note for note in stream.notes if "2 folders with control characters" in note]
+    assert "\x1b" not in note
+    with pytest.raises(DataError, match=r"control characters") as caught:
+        checked_names(tmp_path, ["a", "\x1b[2J"], 2)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_an_archive_of_countless_empty_entries_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MOST_FILES", 5)
+    for suffix in ("tar", "zip"):
+        for count, folders in ((5, False), (6, False), (6, True)):
+            path = tmp_path / f"{count}{folders}.{suffix}"
+            names = [f"{i}/" if folders else str(i) for i in range(count)]
+            if suffix == "zip":
+                with zipfile.ZipFile(path, "w") as bundle:
+                    for name in names:
+                        bundle.writestr(name, b"")
+            else:
+                with tarfile.open(path, "w") as tar:
+                    for name in names:
+                        entry = tarfile.TarInfo(name.rstrip("/"))
+                        entry.type = tarfile.DIRTYPE if folders else tarfile.REGTYPE
+                        tar.addfile(entry)
+            root = tmp_path / f"{count}{folders}{suffix}"
+            if count == 5:
+                archives.unpack(path, root, 100)
+                assert len(list(root.iterdir())) == 5
+            else:
+                with pytest.raises(DataError, match="more than 5 files and folders"):
+                    archives.unpack(path, root, 100)

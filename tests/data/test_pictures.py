@@ -226,7 +226,7 @@ def test_a_decoder_of_exemplars_warns_of_nothing_either() -> None:
     file = out.getvalue()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(DataError, match="more than the 50 million pixels"):
+        with pytest.raises(DataError, match="more than the 24 million pixels"):
             WebP((3, 8, 8), 50).pixels(file[:26] + struct.pack("<2H", 10_000, 9_500) + file[30:])
 
 

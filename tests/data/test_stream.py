@@ -296,21 +296,22 @@ def test_batches_cover_the_task_in_order() -> None:
     assert torch.equal(labels, task.labels[order])
 
 
-@pytest.mark.parametrize(("images", "labels"), [
-    (np.zeros((3, 2, 2), np.uint8), [0, 1, 2]),
-    (np.zeros((3, 1, 2, 2), np.float32), [0, 1, 2]),
-    (np.zeros((3, 1, 2, 2), np.uint8), [0, 1]),
-    (np.zeros((3, 1, 2, 2), np.uint8), [0.0, 1.0, 2.0]),
-    (np.zeros((3, 1, 2, 2), np.uint8), [0, -1, 2]),
+@pytest.mark.parametrize(("images", "labels", "names"), [
+    (np.zeros((3, 2, 2), np.uint8), [0, 1, 2], None),
+    (np.zeros((3, 1, 2, 2), np.float32), [0, 1, 2], None),
+    (np.zeros((3, 1, 2, 2), np.uint8), [0, 1], None),
+    (np.zeros((3, 1, 2, 2), np.uint8), [[0], [1], [2]], None),
+    (np.zeros((3, 1, 2, 2), np.uint8), [0.0, 1.0, 2.0], "abc"),  # with names, labels are their places
+    (np.zeros((3, 1, 2, 2), np.uint8), [0, -1, 2], "abc"),
 ])
-def test_arrays_that_make_no_task_are_refused(images: np.ndarray, labels: list[Any]) -> None:
+def test_arrays_that_make_no_task_are_refused(images: np.ndarray, labels: list[Any], names: str | None) -> None:
     with pytest.raises(UserError, match="must be"):
-        Task.from_arrays(images, labels)
+        Task.from_arrays(images, labels, names)
 
 
 def test_a_task_from_tensors() -> None:
     task = Task.from_arrays(torch.full((2, 1, 2, 2), 5, dtype=torch.uint8), torch.tensor([4, 1]))
-    assert task.classes == (1, 4)
+    assert (task.classes, task.class_names, task.labels.tolist()) == ((0, 1), (1, 4), [1, 0])
     assert task.index is None
     assert int(task.take(torch.tensor([0])).sum()) == 20
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocore.data.images import listed
+from protocore.data.reading import steers
 from protocore.errors import DataError, printable
 
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -24,6 +25,7 @@ _KINDS = {  # what is left out
     "one-sided": ("class that is not on both sides of the split", "classes that are not on both sides of the split"),
     "name": ("name that is not UTF-8", "names that are not UTF-8"),
     "closed": ("folder that cannot be opened", "folders that cannot be opened"),
+    "control": ("folder with control characters in its name", "folders with control characters in their names"),
     "link": ("link that leads nowhere", "links that lead nowhere"),
     "archiver": ("folder of an archiver", "folders of an archiver"),
 }
@@ -120,6 +122,8 @@ def _sort(entry: os.DirEntry[str], found: Look, faults: Skipped, base: str) -> N
     if stat.S_ISDIR(mode):
         if name.lower() in _LEFT_BEHIND:
             faults.add("archiver", f"{base}{name}", "left behind by an archiver")
+        elif steers(name):
+            faults.add("control", f"{base}{name}", "its name holds control characters; rename it")
         else:
             found.folders.append(name)
     elif not known and mode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,11 +64,18 @@ def names_in(path: Path, count: int) -> tuple[str, ...]:
     return checked_names(path, text_lines(path), count)
 
 
+def steers(name: str) -> bool:
+    """Whether a name holds controls or line breaks, with which it would steer a terminal that it is printed on."""
+    return any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in name)
+
+
 def checked_names(path: Path, names: Iterable[str], count: int) -> tuple[str, ...]:
     found = tuple(names)
     longest = max((len(name) for name in found), default=0)
     if longest > MOST_NAME:
         raise DataError(f"{path}: a class name of {longest:,} characters, where at most {MOST_NAME} are read")
+    if odd := next((name for name in found if steers(name)), None):
+        raise DataError(f"{path}: the class name {shown(odd)} holds control characters; {AGAIN}")
     if len(found) != count or len(set(found)) != count:
         raise DataError(f"{path}: {len(found)} names, {len(set(found))} of them different; expected {count}")
     return found

@@ -19,7 +19,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from protocore.data.base import Download
-from protocore.errors import DataError, shown
+from protocore.errors import DataError, printable, shown
 
 TIMEOUT = 30.0  # seconds without a byte
 RETRIES = 4  # failures in a row, none of which brought a byte
@@ -103,7 +103,7 @@ def _transfer(url: str, part: Path, file: Download, progress: Progress | None) -
         except _SlowError as error:
             slow, reason = True, str(error)
         except (OSError, http.client.HTTPException) as error:
-            reason = str(error)
+            reason = " ".join(printable(str(error), 200).split())  # which may quote the server
         now = _length(part)
         failures = 0 if now > max(best, have) else failures + 1
         best = max(best, now)
