@@ -36,7 +36,7 @@ class CodebookCodec(Codec):
         self.codebook = codebook.detach()
         self.channels = channels
         self.factor = factor
-        self._weights = weights_digest(model.state_dict())
+        self._weights = _digest_of(model.state_dict())
 
     @abstractmethod
     def to_latents(self, images: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class CodebookCodec(Codec):
         return sum(w.numel() * w.element_size() for w in (self.codebook, *self.decoding_weights()))
 
 
-def weights_digest(weights: Mapping[str, Tensor]) -> str:
+def _digest_of(weights: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, shapes and float32 values, in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(weights):

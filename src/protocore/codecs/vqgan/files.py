@@ -157,5 +157,5 @@ def _config(path: Path, header: Mapping[str, str]) -> VQGANConfig:
 def shipped(channels: int) -> Path:
     """The weights inside the package: 1 for grey pictures, 3 for colour."""
     if channels not in _SHIPPED:
-        raise DataError(f"no weights ship for {channels} channels: train one with `protocore decoder train`")
+        raise DataError(f"no weights ship for {channels} channels: train some with `protocore decoder train`")
     return _WEIGHTS / _SHIPPED[channels]

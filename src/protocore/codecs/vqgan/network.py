@@ -80,9 +80,3 @@ class VQGAN(nn.Module):
         self.decoder = DecoderNet(config)
         # How often each code occurs (stages, codes), 1 being an even share: for entropy coding, where it is known.
         self.frequencies: Tensor | None = None
-
-    def forward(self, images: Tensor, stages: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Reconstruction (not clamped), latents, indices."""
-        z = self.encoder(images)
-        quantised, indices = self.quantiser(z, stages or self.config.stages)
-        return self.decoder(quantised), z, indices

@@ -22,7 +22,7 @@ _FLOOR = 1e-5  # keeps log(mse) of a blank picture finite; 50 dB
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """What the shape of the weights does not say; the defaults made the shipped decoders."""
+    """What the shape of the weights does not say; the defaults made the shipped weights."""
 
     batch: int = 64
     learning_rate: float = 3e-3
@@ -30,7 +30,7 @@ class TrainingOptions:
     commitment: float = 0.25
     decay: float = 0.99  # of the codebooks' moving average
     beam: int = 2  # of the code search while training
-    polish: float = 0.08  # last share of the run, with the decoder's own, wider search
+    polish: float = 0.08  # last share of the run, with the model's own, wider search
     adversarial: float = 0.0  # last share of the run with a patch discriminator
     adversarial_weight: float = 0.02
     flip: bool = True
