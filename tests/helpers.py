@@ -42,3 +42,9 @@ def learner(method: str, shape: tuple[int, int, int] = SHAPE, *, classes: int | 
     if METHODS[method].replays and not flags.keys() & {"spc", "capacity", "budget"}:
         flags["spc"] = 4
     return Learner.of(configure(flags), shape, classes=classes, mean=mean, std=std)
+
+
+def begin(mine: Learner, task: Task, *, keep_optimizer: bool = False) -> None:
+    """Begin a task as `learn` does, and take no step."""
+    mine.classes_ += range(len(mine.classes_), max(task.classes) + 1)
+    mine.begin(task, keep_optimizer=keep_optimizer)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import begin, task_of
 from helpers import learner as small_learner
-from helpers import task_of
 from protocore.data.augment import to_float
 from protocore.learn.cflat import flat_step
 from protocore.learn.learner import Learner
@@ -323,7 +323,7 @@ def test_weight_decay_is_no_part_of_the_perturbed_loss():
     for decay in (0.0, 0.1):
         mine = learner(optimizer="sgd", lr=0.5, cflat_first=True, weight_decay=decay)
         task = task_of([0, 1, 0, 1])
-        mine.begin(task)
+        begin(mine, task)
         starts[decay] = torch.cat([p.detach().flatten().clone() for p in mine.net.parameters()])
         mine._fit(task, plan_for(task, mine.settings, 0), 0, None)
         ends[decay] = torch.cat([p.detach().flatten() for p in mine.net.parameters()])

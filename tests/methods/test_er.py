@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import begin
 from helpers import learner as small_learner
 from helpers import marked as images_of
 from helpers import task_of as plain_task
@@ -108,7 +109,7 @@ def second_task() -> dict[str, Learner]:
     for current in ("all", "masked"):
         mine = learner(current=current, replay_batch=8)
         mine.learn(task_of([0, 1] * 9)[0])
-        mine.begin(task_of([2, 3] * 9, seed=1)[0])
+        begin(mine, task_of([2, 3] * 9, seed=1)[0])
         made[current] = mine
     return made
 
@@ -139,7 +140,7 @@ def test_masked_current_data_compete_among_the_current_classes_only(second_task)
 def test_masked_holds_also_where_nothing_is_replayed():
     mine = learner(current="masked", replay_batch=0)
     mine.learn(task_of([0, 1] * 9)[0])
-    mine.begin(task_of([2, 3] * 9, seed=1)[0])
+    begin(mine, task_of([2, 3] * 9, seed=1)[0])
     batch, loss = step(mine, [2, 3, 3])
     expected = cross_entropy_by_hand(mine.net(batch.x), [2, 3, 3], [2, 3])
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -148,7 +149,7 @@ def test_masked_holds_also_where_nothing_is_replayed():
 @pytest.mark.parametrize("method", ["er", "finetune"])
 def test_label_smoothing_reaches_the_loss(method):
     mine = learner(method=method, label_smoothing=0.2)
-    mine.begin(task_of([0, 1, 2] * 6)[0])
+    begin(mine, task_of([0, 1, 2] * 6)[0])
     batch, loss = step(mine, [0, 1, 1])
     logits = mine.net(batch.x)
     right = cross_entropy_by_hand(logits, [0, 1, 1], [0, 1, 2])

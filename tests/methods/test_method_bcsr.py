@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import begin, marked
 from helpers import learner as small_learner
-from helpers import marked
 from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -26,13 +26,23 @@ from protocore.methods.bcsr import (
     top_k_regulariser,
     weighted_order,
 )
-from protocore.methods.parts.gradients import curvature, hvp, slopes, with_one
+from protocore.methods.parts.gradients import curvature, with_one
 from protocore.methods.parts.picking import Picking
 from protocore.methods.parts.simplex import project_simplex
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 
 SHAPE = (1, 4, 4)
+
+
+def hvp(loss, theta, v):
+    """Hv of any scalar loss, forward over reverse: one jvp of the gradient, and no Hessian."""
+    return torch.func.jvp(torch.func.grad(loss), (theta,), (v,))[1]
+
+
+def slopes(losses, theta, v):
+    """⟨∇l_i(θ), v⟩ of a vector of losses."""
+    return torch.func.jvp(losses, (theta,), (v,))[1]
 
 
 def problem(n=12, d=3, classes=3, seed=0):
@@ -279,7 +289,7 @@ def batch_of(labels: list[int], first_pass: bool) -> Batch:
 
 def test_a_batch_is_thinned_out_by_weight():
     mine = learner(draw="top", kappa=0.5)
-    mine.begin(task_of([0, 1, 2] * 6)[0])
+    begin(mine, task_of([0, 1, 2] * 6)[0])
     picking(mine).steps = 3  # the last pass of the first task
     batch = batch_of([0, 1, 2, 0, 1, 2, 0, 1], first_pass=False)
     with torch.no_grad():
@@ -303,13 +313,13 @@ def test_when_chance_picks():
         return found
 
     mine = learner(epochs=3)
-    mine.begin(task_of([0, 1] * 8)[0])
+    begin(mine, task_of([0, 1] * 8)[0])
     assert states(mine) == [True] * 4 + [False] * 2
     mine.learn(task_of([0, 1] * 8)[0])
-    mine.begin(task_of([2, 3] * 8)[0])
+    begin(mine, task_of([2, 3] * 8)[0])
     assert states(mine) == [True] * 2 + [False] * 4
     online = learner(online=True)
-    online.begin(task_of([0, 1] * 8)[0])
+    begin(online, task_of([0, 1] * 8)[0])
     assert not any(states(online)[:2])
 
 

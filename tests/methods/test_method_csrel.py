@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import begin
 from helpers import learner as small_learner
 from helpers import task_of as plain_task
 from protocore.data.augment import to_float
@@ -201,7 +202,7 @@ def test_loss_is_current_plus_alpha_times_replay(replay):
     mine.learn(task_of([0, 1] * 15))
     mine.learn(task_of([2, 3] * 5, seed=1))
     assert tasks_in(mine) == [8, 2]  # 10 slots for pools of 30 and 10: 7.5 and 2.5
-    mine.begin(task_of([4, 5] * 9, seed=2))
+    begin(mine, task_of([4, 5] * 9, seed=2))
     seen: list[torch.Tensor] = []
     mine.net.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach().clone()))
     images = torch.from_numpy(images_of(np.array([4, 5, 4]), 9))
@@ -221,7 +222,7 @@ def test_loss_is_current_plus_alpha_times_replay(replay):
 def test_without_replay_the_loss_is_plain():
     mine = learner(alpha=0)
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of([2, 3] * 9, seed=1))
+    begin(mine, task_of([2, 3] * 9, seed=1))
     images = torch.from_numpy(images_of(np.array([2, 3]), 9))
     batch = Batch(images, to_float(images), torch.tensor([2, 3]), torch.arange(2), first_pass=True)
     expected = F.cross_entropy(mine.net(batch.x), batch.labels)
@@ -333,7 +334,7 @@ def test_greedy_of_everything_is_everything():
 def test_a_selection_of_all_needs_no_model_and_of_all_but_one_does(room, monkeypatch):
     mine = learner()
     task = task_of([0, 1] * 6)
-    mine.begin(task)
+    begin(mine, task)
     method, made, fresh = method_of(mine), [], mine.tools.fresh
     monkeypatch.setattr(mine.tools, "fresh", lambda n: made.append(n) or fresh(n))
     pool = Pool(task, method.store, mine.tools)
@@ -365,7 +366,7 @@ def test_scoring_and_training_modes(monkeypatch):
 def test_losses_are_cross_entropies_of_the_given_network():
     mine = learner()
     task = task_of([0, 1] * 6)
-    mine.begin(task)
+    begin(mine, task)
     method = method_of(mine)
     pool = Pool(task, method.store, mine.tools)
     rows = torch.tensor([5, 2, 7])

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import begin, marked
 from helpers import learner as small_learner
-from helpers import marked
 from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -231,7 +231,7 @@ def test_the_loss_is_der_plus_plus_with_alpha_for_labels_and_beta_for_logits(mon
     mine = learner(alpha=2.5, beta=0.7, capacity=9)
     mine.learn_window(task_of(WINDOWS[0]))
     task = task_of(WINDOWS[1], 1)
-    mine.begin(task, keep_optimizer=True)
+    begin(mine, task, keep_optimizer=True)
     store = method_of(mine).memory.store
     draws = iter([torch.tensor([0, 2, 4]), torch.tensor([1, 3, 5, 6])])
     monkeypatch.setattr(type(store), "draw", lambda self, n: self.at(next(draws)))

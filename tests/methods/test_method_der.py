@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import begin, task_of
 from helpers import learner as small_learner
 from helpers import noise as images_of
-from helpers import task_of
 from protocore.data.augment import to_float
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
@@ -114,7 +114,7 @@ def test_the_loss_is_that_of_the_paper_in_separate_passes(method, distance):
     flags = {"alpha": 0.7, "distance": distance, "offer": "first", "classes": 4, "full_head": True}
     mine = learner(method, **flags | ({"beta": 0.3} if method == "derpp" else {}))
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of([2, 3] * 9, seed=1))
+    begin(mine, task_of([2, 3] * 9, seed=1))
     seen: list[torch.Tensor] = []
     handle = mine.net.backbone.register_forward_pre_hook(lambda module, x: seen.append(x[0].detach().clone()))
     batch, loss = step(mine, [2, 3, 2])
@@ -209,7 +209,7 @@ def test_new_outputs_are_masked_or_filled_with_what_they_give_untrained():
         mine = learner("der", capacity=20, unseen=unseen)
         mine.learn(task_of([0, 1] * 20))
         old = mine.memory()["exemplars/logits"].clone()
-        mine.begin(task_of([2, 3] * 20, seed=1))
+        begin(mine, task_of([2, 3] * 20, seed=1))
         kept = mine.memory()
         if unseen == "mask":
             assert torch.equal(kept["exemplars/logits"], old)

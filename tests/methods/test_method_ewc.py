@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers import begin, task_of
 from helpers import learner as small_learner
 from helpers import noise as images_of
-from helpers import task_of
 from protocore.backbones import build_network
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -177,7 +177,7 @@ def test_after_each_task_the_fisher_is_merged_and_the_anchor_moves(flags, keep, 
 def test_the_loss_is_cross_entropy_and_penalty():
     mine = learner(strength=7.0)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     fisher, anchor = ({k: v.clone() for k, v in part.items()} for part in (mine.method.fisher, mine.method.anchor))
     with torch.no_grad():
         for p in mine.net.parameters():
@@ -219,7 +219,7 @@ def test_estimating_leaves_statistics_and_mode_alone():
     mine = learner(backbone="convnet", norm="batch", width=6, shape=(1, 8, 8))
     images = np.random.default_rng(0).integers(0, 256, (12, 1, 8, 8), dtype=np.uint8)
     task = Task.from_arrays(images, np.arange(12) % 2)
-    mine.begin(task)
+    begin(mine, task)
     with torch.no_grad():
         mine.net.train()(torch.rand(6, 1, 8, 8))
     before = {k: v.clone() for k, v in mine.net.state_dict().items()}

@@ -303,6 +303,6 @@ def test_online_the_first_windows_stand_for_the_first_task(tmp_path):
         def step(self, done, of, loss):
             trained.append(done)
 
-    result = run(configure(flags), tmp_path, reporter=Steps())
+    result = run(configure(flags), tmp_path, reporters=[Steps()])
     assert trained == [*range(1, 11)] * 4
     assert result.class_incremental.A_T >= 75

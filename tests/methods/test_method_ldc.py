@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from helpers import begin
 from helpers import learner as small_learner
 from helpers import task_of as plain_task
 from protocore.data.stream import Task
@@ -185,13 +186,13 @@ def test_the_published_fit_comes_close_when_it_has_the_steps(bias):
 def test_the_nearest_mean_in_angle_predicts_and_classes_without_a_mean_do_not():
     mine = learner()
     x = torch.rand(5, 1, 2, 4)
-    mine.begin(task_of([0, 1] * 8))
+    begin(mine, task_of([0, 1] * 8))
     assert torch.equal(mine.scores(x), mine.net(x).detach())  # no mean yet: the head
     mine.learn(task_of([0, 1] * 8))
     means = torch.nn.functional.normalize(mine.method.means.get([0, 1]), dim=1)
     z = torch.nn.functional.normalize(mine.net.features(x), dim=1)
     torch.testing.assert_close(mine.scores(x), -torch.cdist(z, means).square().detach(), atol=1e-5, rtol=1e-4)
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     assert mine.scores(x)[:, 2:].tolist() == [[float("-inf")] * 2] * 5
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import begin, task_of
 from helpers import learner as small_learner
 from helpers import noise as images_of
-from helpers import task_of
 from protocore.data.augment import to_float
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
@@ -37,7 +37,7 @@ def batch_of(labels: list[int]) -> Batch:
 def in_second_task(labels=(2, 3) * 9, **flags) -> Learner:
     mine = learner(**flags)
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of(labels, seed=1))
+    begin(mine, task_of(labels, seed=1))
     return mine
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import begin, marked
 from helpers import learner as small_learner
-from helpers import marked
 from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -16,7 +16,7 @@ from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.methods.base import Batch
 from protocore.methods.ocs import affinity, scores, similarity_and_diversity
-from protocore.methods.parts.gradients import mean_cosines, residuals, with_one
+from protocore.methods.parts.gradients import residuals, with_one
 from protocore.methods.parts.picking import Picking
 from protocore.runs.configure import configure
 from protocore.runs.job import run
@@ -118,7 +118,7 @@ def test_the_gram_path_is_the_explicit_path(leave_one_out, block):
     np.testing.assert_allclose(found, slow_scores(g, past.flatten(), 1000, leave_one_out), atol=1e-9)
     found = scores(r, h, leave_one_out=leave_one_out, block=block)
     np.testing.assert_allclose(found, slow_scores(g, leave_one_out=leave_one_out), atol=1e-12)
-    torch.testing.assert_close(parts(g)[0], mean_cosines(g @ g.T))
+    torch.testing.assert_close(parts(g)[0], F.cosine_similarity(g, g.mean(0)[None]))
 
 
 def test_one_sample_alone_and_gradients_of_zero_have_scores():
@@ -161,7 +161,7 @@ def head_gradients(net, x, y, reduction="none") -> torch.Tensor:
 
 def test_the_first_task_picks_by_similarity_and_diversity_and_learns_from_the_picks_only():
     mine = learner()
-    mine.begin(task_of([0, 1, 2] * 6)[0])
+    begin(mine, task_of([0, 1, 2] * 6)[0])
     batch = batch_of([0, 1, 2, 0, 1, 2, 0, 1], first_pass=False)
     expected = torch.tensor(slow_scores(head_gradients(mine.net, batch.x, batch.labels))).topk(4).indices
     loss = mine.method.loss(batch)
@@ -173,7 +173,7 @@ def test_the_first_task_picks_by_similarity_and_diversity_and_learns_from_the_pi
 def test_later_tasks_add_the_affinity_to_the_whole_memory_and_a_replay_loss():
     mine = learner(ref=0.25, tau=7.0)
     mine.learn(task_of([0, 1] * 9)[0])
-    mine.begin(task_of([2, 3] * 9, seed=1)[0])
+    begin(mine, task_of([2, 3] * 9, seed=1)[0])
     store = picking(mine).store
     batch = batch_of([2, 3, 2, 3, 3, 2, 2, 3], first_pass=False)
     memory = to_float(store.images)
@@ -196,24 +196,24 @@ def test_later_tasks_add_the_affinity_to_the_whole_memory_and_a_replay_loss():
 def test_warm_up_is_the_first_steps_of_the_first_pass():
     mine = learner(warmup=2)
     method = picking(mine)
-    mine.begin(task_of([0, 1] * 16)[0])
+    begin(mine, task_of([0, 1] * 16)[0])
     states = []
     for step in range(4):
         method.steps = step
         states += [method.warming_up(batch_of([0, 1], first_pass=p)) for p in (True, False)]
     assert states == [True, False, True, False, False, False, False, False]
     online = learner(warmup=2, online=True)
-    online.begin(task_of([0, 1] * 8)[0])
+    begin(online, task_of([0, 1] * 8)[0])
     assert picking(online).warming_up(batch_of([0, 1], first_pass=True))
     online.learn_window(task_of([0, 1] * 8)[0])
-    online.begin(task_of([0, 1] * 8)[0], keep_optimizer=True)
+    begin(online, task_of([0, 1] * 8)[0], keep_optimizer=True)
     assert not picking(online).warming_up(batch_of([0, 1], first_pass=True))
 
 
 @pytest.mark.parametrize(("kappa", "batch", "picked"), [(0.5, 8, 4), (0.25, 8, 2), (0.1, 8, 2), (1, 8, 8), (0.5, 1, 1)])
 def test_how_many_are_picked(kappa, batch, picked):
     mine = learner(kappa=kappa, warmup=0)
-    mine.begin(task_of([0, 1] * 9)[0])
+    begin(mine, task_of([0, 1] * 9)[0])
     shown = batch_of([0, 1, 0, 0, 1, 1, 0, 1][:batch], first_pass=True)
     mine.method.loss(shown)
     assert len(set(shown.notes["picked"].tolist())) == picked

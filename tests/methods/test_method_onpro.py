@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import begin
 from helpers import learner as small_learner
 from helpers import task_of as plain_task
 from protocore.data.augment import to_float
@@ -407,7 +408,7 @@ def still(monkeypatch) -> None:
 
 def test_the_first_task_learns_its_classes_from_current_images(still):
     mine, method = learner()
-    mine.begin(task_of([0, 1] * 9))
+    begin(mine, task_of([0, 1] * 9))
     batch, loss = step(method, [0, 1, 1, 0])
     twins, same, _ = instances_of(mine, batch.x, batch.labels)
     new = equilibrium_of(mine, batch.x, batch.labels)
@@ -425,7 +426,7 @@ def second_task(**flags) -> tuple[Learner, OnPro]:
     """Inside the second task: classes 0, 1 in memory, five each; 2, 3 current."""
     mine, method = learner(**flags)
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of([2, 3] * 9, seed=1))
+    begin(mine, task_of([2, 3] * 9, seed=1))
     return mine, method
 
 
@@ -461,7 +462,7 @@ def test_scaling_the_projection_changes_nothing():
 
 def test_how_many_images_a_step_takes():
     mine, method = learner(variants=16, spc=20, replay_batch=30, replay_per_class=7)
-    mine.begin(task_of([0, 1] * 9))
+    begin(mine, task_of([0, 1] * 9))
     seen = watch(mine)
     step(method, [0, 1, 1])
     assert [len(x) for x in seen] == [2 * 16 * 3, 3]
@@ -469,7 +470,7 @@ def test_how_many_images_a_step_takes():
     seen.clear()
     step(method, [0, 1, 1])  # the first task replays for prototypes only, and a whole batch
     assert [len(x) for x in seen] == [2 * 16 * 3, 30 + 30 + 3]
-    mine.begin(task_of([2, 3] * 9))
+    begin(mine, task_of([2, 3] * 9))
     seen.clear()
     step(method, [2, 3, 2])  # 7 x 4 classes
     assert [len(x) for x in seen] == [2 * 16 * (3 + 28), 3 * 28]
@@ -486,7 +487,7 @@ def test_the_slice_of_the_features_is_drawn_where_there_is_a_choice(monkeypatch)
     for width, size, possible in ((8, 8, {0}), (128, 128, {0}), (132, 128, {0, 1, 2, 3})):
         mine, method = learner(width=width)
         assert method.projection.weight.shape == (size, width)
-        mine.begin(task_of([0, 1] * 9))
+        begin(mine, task_of([0, 1] * 9))
         begins.clear()
         for _ in range(60):
             step(method, [0, 1])
@@ -510,7 +511,7 @@ def test_feedback_starts_with_the_second_step_of_a_task(monkeypatch):
     for c in (0, 1):
         assert torch.allclose(method.prototypes[c], z[stored.labels == c].mean(0), atol=1e-6)
     assert method.feedback(drawn, to_float(drawn.images)).share.any()
-    mine.begin(task_of([2, 3] * 9, seed=2))
+    begin(mine, task_of([2, 3] * 9, seed=2))
     assert not len(method.prototype_classes)
 
 
@@ -519,7 +520,7 @@ def four_classes(**flags) -> OnPro:
     mine, method = learner(spc=10, replay_batch=40, replay_per_class=100, **flags)
     for first in (0, 2):
         mine.learn(task_of(np.arange(40) % 2 + first, seed=first))
-    mine.begin(task_of([4, 5] * 9))
+    begin(mine, task_of([4, 5] * 9))
     line = torch.zeros(4, 8)
     line[:, 0] = torch.tensor([0.0, 0.2, 0.7, 1.5])
     method.prototypes, method.prototype_classes = line, torch.arange(4)

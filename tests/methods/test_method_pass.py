@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import begin, task_of
 from helpers import learner as small_learner
-from helpers import task_of
 from protocore.data.augment import to_float
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
@@ -84,7 +84,7 @@ def second_task(**flags) -> tuple[Learner, Batch]:
     """Inside the second task: classes 0, 1 have prototypes, 2, 3 are current; the network has moved since."""
     mine = learner(**flags)
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of([2, 3] * 9, seed=1))
+    begin(mine, task_of([2, 3] * 9, seed=1))
     with torch.no_grad():
         for p in mine.net.backbone.parameters():
             p.add_(0.01 * torch.randn_like(p))
@@ -94,7 +94,7 @@ def second_task(**flags) -> tuple[Learner, Batch]:
 
 def test_the_first_task_is_the_cross_entropy_of_four_rotations():
     mine = learner()
-    mine.begin(task_of([0, 1, 2] * 6))
+    begin(mine, task_of([0, 1, 2] * 6))
     assert mine.net.classes == 12
     _, batch = second_task()
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -139,7 +139,7 @@ def test_the_prototype_term_moves_the_head_and_not_the_backbone():
 def test_where_nothing_has_moved_the_distance_is_0_and_the_step_is_finite():
     mine = learner(prototypes=0.0)
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of([2, 3] * 9, seed=1))
+    begin(mine, task_of([2, 3] * 9, seed=1))
     _, batch = second_task()
     mine.net.zero_grad()
     loss = mine.method.loss(batch)
@@ -162,7 +162,7 @@ def test_prototypes_and_radius_are_those_of_the_task_and_the_radius_is_not_renew
     mine = learner(prototype_dtype="float32")
     first, second = task_of([0, 1] * 9), task_of([2, 3, 3] * 6, seed=1)
     for step, task in enumerate((first, second)):
-        mine.begin(task)
+        begin(mine, task)
         z, labels = mine.method.task_features(task)  # nothing is trained here, so they stay what they are
         mine.method.end_task(task)
         for c in task.classes:
@@ -178,7 +178,7 @@ def test_prototypes_and_radius_are_those_of_the_task_and_the_radius_is_not_renew
 @pytest.mark.parametrize(("spread", "power"), [("variance", 2), ("deviation", 1)])
 def test_a_radius_of_every_task_is_a_mean_over_all_classes(spread, power):
     mine = learner(radius="every", spread=spread)
-    mine.begin(task_of([0, 1] * 4))
+    begin(mine, task_of([0, 1] * 4))
     mine.method._estimate(Z, LABELS)
     mine.method.means.update(torch.zeros(8, 16), LABELS)
     expected = {2: 1.527525, 1: 1.25}[power]
@@ -200,7 +200,7 @@ def test_a_first_task_of_single_images_leaves_the_radius_to_the_next():
 def test_a_class_that_only_visits_is_replayed_and_counted_in():
     mine = learner()
     mine.learn(task_of([0, 1] * 9))
-    mine.begin(task_of([2] * 12 + [3] * 12 + [0], seed=1))
+    begin(mine, task_of([2] * 12 + [3] * 12 + [0], seed=1))
     assert mine.method.home == [2, 3]
     assert mine.method.replayed == [0, 1]
     mine.learn(task_of([2] * 12 + [3] * 12 + [0], seed=1))

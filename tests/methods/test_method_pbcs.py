@@ -7,17 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import begin, task_of
 from helpers import learner as small_learner
-from helpers import task_of
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
-from protocore.methods import pbcs
+from protocore.methods import pbcs, pbcs_problems
 from protocore.methods.parts.coreset import Pool
+from protocore.methods.parts.selection import rank_in_class
 from protocore.methods.parts.simplex import project_capped_simplex
-from protocore.methods.pbcs import (
-    PBCS,
-    PBCSOptions,
+from protocore.methods.pbcs import PBCS, PBCSOptions
+from protocore.methods.pbcs_problems import (
     clipped,
     cosine,
     fit_masks,
@@ -200,8 +200,8 @@ def test_constraints_hold_at_every_step_and_the_clip_is_used(monkeypatch):
     torch.manual_seed(0)
     kinds, room = torch.tensor([0] * 6 + [1] * 14), torch.tensor([4, 2])
     lengths, drawn, sizes = [], [], []
-    monkeypatch.setattr(pbcs, "clipped", lambda g, longest: lengths.append(longest) or clipped(g, longest))
-    monkeypatch.setattr(pbcs, "project_capped_simplex",
+    monkeypatch.setattr(pbcs_problems, "clipped", lambda g, longest: lengths.append(longest) or clipped(g, longest))
+    monkeypatch.setattr(pbcs_problems, "project_capped_simplex",
                         lambda v, total: sizes.append((len(v), total)) or project_capped_simplex(v, total))
 
     def loss_of(masks: torch.Tensor) -> torch.Tensor:
@@ -337,7 +337,7 @@ def test_a_returning_class_competes_with_its_exemplars():
     mine.learn(task_of([0, 1] * 15))
     method = method_of(mine)
     task = task_of([0, 2] * 6, seed=1)
-    mine.begin(task)
+    begin(mine, task)
     pool = Pool(task, method.store, mine.tools)
     assert len(pool) == 12 + 4
     chosen, columns = method.select(pool, torch.tensor([4, 4, 4]))
@@ -361,14 +361,14 @@ def test_of_several_masks_the_one_of_the_smallest_loss_is_kept(monkeypatch):
     monkeypatch.setattr(pbcs, "probabilities", lambda *a: probable.append(learned(*a)) or probable[-1])
     mine = learner(spc=5, draws=7, candidates=1000)
     task = task_of([0, 1] * 20)
-    mine.begin(task)
+    begin(mine, task)
     method = method_of(mine)
     pool = Pool(task, method.store, mine.tools)
     torch.manual_seed(3)
     chosen, _ = method.select(pool, torch.tensor([5, 5]))
     torch.manual_seed(3)
     rows = torch.randperm(40)
-    rows = rows[(pbcs.rank_in_class(pool.labels[rows]) >= 5).long().argsort(stable=True)]
+    rows = rows[(rank_in_class(pool.labels[rows]) >= 5).long().argsort(stable=True)]
     masks, values = judged[-1]
     assert len(masks) == 7
     assert masks.sum(1).tolist() == [10] * 7
@@ -383,7 +383,7 @@ def test_of_several_masks_the_one_of_the_smallest_loss_is_kept(monkeypatch):
 def test_features_are_centred_scaled_and_carry_a_bias():
     mine = learner()
     task = task_of([0, 1] * 20)
-    mine.begin(task)
+    begin(mine, task)
     mine.net.eval()
     method = method_of(mine)
     rows = torch.randperm(40)[:30]
@@ -413,7 +413,7 @@ def test_every_kind_of_allowance_is_held_and_used(flags, shape):
         task = task_of(labels, t, shape)
         offered += torch.tensor(labels).bincount(minlength=5)
         held = method.store.counts()
-        mine.begin(task)
+        begin(mine, task)
         room = method.room(task).tolist()
         mine.learn(task)
         counts = mine.memory()["exemplars/labels"].bincount(minlength=5)

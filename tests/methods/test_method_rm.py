@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers import learner
-from helpers import marked as images_of
+from helpers import begin, learner, marked
 from helpers import task_of as plain_task
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -18,16 +17,17 @@ from protocore.learn.learner import Learner
 from protocore.learn.loop import warm_restarts
 from protocore.methods import rm
 from protocore.methods.base import Batch
-from protocore.methods.parts.perturbations import PERTURBATIONS, cutout, invert, perturbed, rotate, solarize
-from protocore.methods.rm import RainbowMemory, cutmix, diverse, filled, spread, uncertainty
+from protocore.methods.parts.perturbations import PERTURBATIONS, cutmix, cutout, invert, perturbed, rotate, solarize
+from protocore.methods.rm import RainbowMemory, diverse, filled, spread, uncertainty
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 
 SHAPE = (1, 4, 6)
+images_of = partial(marked, shape=SHAPE)
 
 
 def task_of(labels, seed: int = 0) -> Task:
-    return plain_task(labels, images=images_of(labels, seed, SHAPE))
+    return plain_task(labels, images=images_of(labels, seed))
 
 
 make = partial(learner, "rm", SHAPE, width=10, epochs=1, cutmix=0.0)
@@ -216,7 +216,7 @@ def test_votes_are_those_of_the_network_on_the_copies():
     learner = make(spc=2)
     learner.learn(task_of([0, 1] * 8))
     task = task_of([2, 3] * 8, seed=1)
-    learner.begin(task)
+    begin(learner, task)
     method = rainbow(learner)
     pool = rm.Pool(task, method.store, learner.tools, torch.arange(len(method.store)))
     torch.manual_seed(3)
@@ -237,7 +237,7 @@ def test_voting_leaves_the_network_as_it_was():
     rng = np.random.default_rng(0)
     learner.learn(Task.from_arrays(rng.integers(0, 256, (16, 1, 8, 8), dtype=np.uint8), [0, 1] * 8))
     task = Task.from_arrays(rng.integers(0, 256, (16, 1, 8, 8), dtype=np.uint8), [2, 3] * 8)
-    learner.begin(task)
+    begin(learner, task)
     learner.net.train()
     before = {k: v.clone() for k, v in learner.net.state_dict().items()}
     learner.finish(task, None)
@@ -299,7 +299,7 @@ def batch_of(labels: list[int], seed: int = 5) -> Batch:
 
 def test_the_loss_with_cutmix(monkeypatch):
     learner = make(cutmix=1.0)
-    learner.begin(task_of([0, 1, 2] * 4))
+    begin(learner, task_of([0, 1, 2] * 4))
     batch, seen = batch_of([0, 1, 2, 1, 0]), []
 
     def spy(x, partner, share, row, column):
@@ -323,7 +323,7 @@ def test_the_loss_with_cutmix(monkeypatch):
 
 def test_cutmix_comes_with_its_probability(monkeypatch):
     learner = make(cutmix=0.5)
-    learner.begin(task_of([0, 1] * 4))
+    begin(learner, task_of([0, 1] * 4))
     mixed: list[int] = []
 
     def count(x, *rest):
@@ -346,7 +346,7 @@ def test_a_fresh_head_only_where_it_is_asked_for():
         learner = make(fresh_head=fresh)
         learner.learn(task_of([0, 1] * 6))
         before = learner.net.head.weight.detach().clone()
-        learner.begin(task_of([2, 3] * 6))
+        begin(learner, task_of([2, 3] * 6))
         assert learner.optimizer is not None
         trained = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
         assert torch.equal(learner.net.head.weight[:2], before) is not fresh
@@ -354,7 +354,7 @@ def test_a_fresh_head_only_where_it_is_asked_for():
         learner = make(fresh_head=fresh, online=True)
         learner.learn_window(task_of([0, 1] * 6))
         before = learner.net.head.weight.detach().clone()
-        learner.begin(task_of([0, 1] * 6), keep_optimizer=True)
+        begin(learner, task_of([0, 1] * 6), keep_optimizer=True)
         assert torch.equal(learner.net.head.weight, before)  # a window without a new class
 
 

@@ -7,7 +7,7 @@ from helpers import task_of
 from protocore.data.stream import Task
 from protocore.errors import BudgetError
 from protocore.learn.learner import Learner
-from protocore.methods import METHODS
+from protocore.methods import METHODS, bytes_a_class
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 
@@ -108,4 +108,4 @@ def test_the_bytes_a_class_that_list_shows_are_those_of_cifar100(name):
     learner = Learner.of(configure(flags), (3, 32, 32), classes=100)
     labels = torch.arange(100).repeat_interleave(20)
     learner.learn(Task.from_arrays(torch.randint(0, 255, (2000, 3, 32, 32), dtype=torch.uint8), labels))
-    assert learner.ledger().total / 100 == pytest.approx(METHODS[name].class_bytes, rel=0.01)
+    assert learner.ledger().total / 100 == pytest.approx(bytes_a_class(METHODS[name]), rel=0.01)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import SHAPE, learner, task_of
+from helpers import SHAPE, begin, learner, task_of
 from protocore.data.augment import to_float
 from protocore.learn.learner import Learner
 from protocore.methods import METHODS
@@ -57,5 +57,5 @@ def test_a_predictor_holds_all_that_it_needs(name):
 
 def test_before_there_is_a_mean_the_head_predicts():
     mine = learner("ldc")
-    mine.begin(task_of([0, 1] * 6))
+    begin(mine, task_of([0, 1] * 6))
     assert mine.method.predictor() is mine.net

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import begin
 from helpers import task_of as plain_task
 from protocore.backbones import Backbone, Network
 from protocore.codecs.pixels import Pixels
@@ -156,7 +157,7 @@ VARIANTS = {
 def test_the_loss_of_a_step(variant, draws_in_turn):
     mine = make(**WEIGHTS, **variant)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3, 2, 3])
     assert mine.method.loss(batch).item() == pytest.approx(total(mine, batch), rel=1e-4)
 
@@ -166,7 +167,7 @@ def test_classes_that_have_not_come_yet_are_no_rivals_with_a_full_head(flags, dr
     """Neither of replayed nor of current data: their outputs have no gradient."""
     mine = Learner.of(configure(BASE | WEIGHTS | {"full_head": True} | flags), SHAPE, classes=7)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3, 2, 3])
     loss = mine.method.loss(batch)
     assert mine.net.classes == 7
@@ -181,7 +182,7 @@ def test_classes_that_have_not_come_yet_are_no_rivals_with_a_full_head(flags, dr
 
 def test_the_loss_before_anything_is_stored(draws_in_turn):
     mine = make(**WEIGHTS)
-    mine.begin(task_of([0, 1, 2] * 4))
+    begin(mine, task_of([0, 1, 2] * 4))
     batch = batch_of([0, 2, 1, 1])
     terms = slow_terms(mine, batch)
     assert terms["pre_pro"] == 0
@@ -196,7 +197,7 @@ def test_the_loss_before_anything_is_stored(draws_in_turn):
 def test_each_loss_is_switched_off_by_its_coefficient(name, contrast, draws_in_turn):
     mine = make(**WEIGHTS, contrast=contrast, real=2)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3, 2, 3])
     term = slow_terms(mine, batch)[name]
     assert abs(term) > 1e-3
@@ -211,7 +212,7 @@ def test_the_gradient_is_the_slope_of_the_loss(name, draws_in_turn):
     """Nothing is cut off: current means and replayed features carry gradients, only stored things do not."""
     mine = make(**dict.fromkeys(NETWORK_LOSSES, 0.0) | {name: 1.0}, pro_temperature=1.0)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([1, 2] * 8, seed=1))
+    begin(mine, task_of([1, 2] * 8, seed=1))
     batch = batch_of([2, 1, 1, 2, 2])
     parameters = list(mine.net.parameters())
     gradients = torch.autograd.grad(mine.method.loss(batch), parameters, allow_unused=True)
@@ -230,7 +231,7 @@ def test_the_gradient_is_the_slope_of_the_loss(name, draws_in_turn):
 def test_all_losses_off_is_a_loss_of_zero(draws_in_turn):
     mine = make(**dict.fromkeys(NETWORK_LOSSES, 0.0))
     for labels in ([0, 1] * 8, [2, 3] * 8):
-        mine.begin(task_of(labels))
+        begin(mine, task_of(labels))
         loss = mine.method.loss(batch_of(labels[:4]))
         loss.backward()
         assert loss.item() == 0
@@ -241,7 +242,7 @@ def test_all_losses_off_is_a_loss_of_zero(draws_in_turn):
 def test_masked_current_data_give_no_gradient_to_old_classes(draws_in_turn):
     mine = make(cur_pro=0, pre_pro=0, task_pre=0)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     mine.net.zero_grad()
     mine.method.loss(batch_of([2, 3, 3])).backward()
     gradient = mine.net.head.weight.grad
@@ -257,7 +258,7 @@ def test_masked_current_data_give_no_gradient_to_old_classes(draws_in_turn):
 def test_prototypes_of_returning_classes_are_mixed_by_beta(beta, draws_in_turn):
     mine = make(**WEIGHTS, beta=beta)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([1, 2] * 8, seed=1))
+    begin(mine, task_of([1, 2] * 8, seed=1))
     batch = batch_of([1, 2, 2, 1, 1])
     assert mine.method.loss(batch).item() == pytest.approx(total(mine, batch), rel=1e-4)
 
@@ -267,7 +268,7 @@ def test_beta_matters(draws_in_turn):
     for beta in (0.0, 1.0):
         mine = make(**WEIGHTS, beta=beta)
         mine.learn(task_of([0, 1] * 8))
-        mine.begin(task_of([1, 2] * 8, seed=1))
+        begin(mine, task_of([1, 2] * 8, seed=1))
         losses.add(mine.method.loss(batch_of([1, 2, 2, 1, 1])).item())
     assert len(losses) == 2
 
@@ -275,7 +276,7 @@ def test_beta_matters(draws_in_turn):
 def test_old_prototypes_are_renewed_every_so_many_steps(draws_in_turn):
     mine = make(**WEIGHTS, prototype_every=3)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3])
     table = exemplar_means(mine)
     with torch.no_grad():
@@ -330,7 +331,7 @@ def spied(mine: Learner) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
 def test_exemplars_are_replayed_under_the_transforms(draws_in_turn):
     mine = make(perturb="crop1", replay_batch=30)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     stored, _ = kept(mine, "coded")
     images, _, _ = spied(mine)
     batch = batch_of([2, 3, 3])
@@ -349,7 +350,7 @@ def test_exemplars_are_replayed_under_the_transforms(draws_in_turn):
 def test_noise_is_added_to_condensed_exemplars_only(draws_in_turn):
     mine = make(noise="0.7", real=4, replay_batch=40)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     _, out, into = spied(mine)
     torch.manual_seed(0)
     calls = 100
@@ -369,7 +370,7 @@ def test_noise_is_added_to_condensed_exemplars_only(draws_in_turn):
 def test_noise_does_not_reach_the_prototype_losses(draws_in_turn):
     mine = make(noise="5", task_pre=0)
     mine.learn(task_of([0, 1] * 8))
-    mine.begin(task_of([2, 3] * 8, seed=1))
+    begin(mine, task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3])
     assert mine.method.loss(batch).item() == pytest.approx(total(mine, batch), rel=1e-4)
 
@@ -585,7 +586,7 @@ def test_state_gives_a_learner_with_the_same_loss(draws_in_turn):
     losses = []
     for learner in (mine, other):
         torch.manual_seed(3)
-        learner.begin(task_of([2, 3] * 8, seed=1))
+        begin(learner, task_of([2, 3] * 8, seed=1))
         losses.append(learner.method.loss(batch_of([2, 3, 3])).item())
     assert losses[0] == losses[1]
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
-from protocore.methods.parts.selection import fair_share, herding, rank_in_class
+from protocore.methods.parts.selection import herding, rank_in_class
 
 
 def unit(n: int, d: int, seed: int) -> torch.Tensor:
@@ -125,28 +123,3 @@ def test_the_first_choice_is_the_point_nearest_to_the_mean():
 def test_rank_counts_those_of_the_same_class_before():
     assert rank_in_class(torch.tensor([5, 5, 2, 5, 2, 9])).tolist() == [0, 1, 0, 2, 1, 0]
     assert rank_in_class(torch.empty(0, dtype=torch.int64)).tolist() == []
-
-
-def test_a_share_takes_the_first_of_each_class_and_passes_on_what_a_small_class_leaves():
-    labels = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])
-    order = torch.tensor([3, 7, 2, 6, 1, 5, 0, 4])
-    assert fair_share(labels, order, 3).tolist() == [3, 7, 4]
-    assert fair_share(labels, order, 5).tolist() == [3, 7, 4, 2, 6]
-    assert sorted(fair_share(labels, order, 7).tolist()) == [1, 2, 3, 4, 5, 6, 7]
-    assert fair_share(labels, order, 6).tolist()[-1] == 1  # the odd one goes to whom the order names first
-
-
-@given(st.lists(st.integers(0, 4), max_size=40), st.integers(0, 50), st.randoms(use_true_random=False))
-def test_shares_are_exact_and_fair(labels, total, chance):
-    order = list(range(len(labels)))
-    chance.shuffle(order)
-    y = torch.tensor(labels, dtype=torch.int64)
-    chosen = fair_share(y, torch.tensor(order, dtype=torch.int64), total).tolist()
-    assert len(chosen) == len(set(chosen)) == min(total, len(labels))
-    there = {c: labels.count(c) for c in set(labels)}
-    got = {c: sum(labels[i] == c for i in chosen) for c in there}
-    for a, b in itertools.permutations(there, 2):
-        assert got[a] >= got[b] - 1 or got[a] == there[a]
-    for c, n in got.items():
-        in_order = [i for i in order if labels[i] == c]
-        assert [i for i in chosen if labels[i] == c] == in_order[:n]

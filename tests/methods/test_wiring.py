@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import begin
 from helpers import learner as small_learner
 from helpers import task_of as plain_task
 from protocore.backbones import Network
@@ -59,7 +60,7 @@ def in_task(mine: Learner, number: int) -> Task:
     """Learn the tasks before this one, and begin it."""
     learn(mine, tasks=TASKS[:number])
     task = task_of(TASKS[number], number)
-    mine.begin(task)
+    begin(mine, task)
     return task
 
 
@@ -212,7 +213,7 @@ def test_protocore_condenses_through_the_network_as_it_predicts(condensations):
     mine = protocore()
     for number, classes in enumerate(TASKS):
         task = task_of(classes, number)
-        mine.begin(task)
+        begin(mine, task)
         for batch in range(2):
             rows = torch.arange(8) + 8 * batch
             mine.net.train()(to_float(task.take(rows)))
@@ -271,7 +272,7 @@ def test_protocore_matches_the_centre_or_the_sample(target, spc, condensations):
     mine = protocore(target=target, filter=False, spc=spc)
     for number, classes in enumerate(TASKS):
         task = task_of(classes, number)
-        mine.begin(task)
+        begin(mine, task)
         mine.net.train()(to_float(task.take(torch.arange(12))))
         images, labels = to_float(task.take(torch.arange(len(task)))), task.labels
         with torch.no_grad():
@@ -297,7 +298,7 @@ def test_refreshed_exemplars_of_old_classes_have_no_target_but_what_they_say_now
     mine = protocore(refresh=True)
     learn(mine, tasks=TASKS[:2])
     task = task_of(TASKS[2], 2)
-    mine.begin(task)
+    begin(mine, task)
     mine.net.train()(to_float(task.take(torch.arange(12))))
     method = mine.method
     assert isinstance(method, ProtoCore)
@@ -340,8 +341,7 @@ def test_ocs_ranks_old_exemplars_without_the_memory(monkeypatch):
     mine = learner("ocs", capacity=24, kappa=1.0, warmup=0, candidates=0)
     learn(mine, tasks=TASKS[:2])
     task = task_of([0, 4], 2)
-    mine.classes_.append(4)
-    mine.begin(task)
+    begin(mine, task)
     mine.net.train()(to_float(task.take(torch.arange(12))))
     before = mine.memory()
     labels = before["exemplars/labels"].long()

@@ -8,7 +8,8 @@ from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.bcsr import BCSR
 from protocore.methods.cflat import CFlat
 from protocore.methods.csrel import CSReL
-from protocore.methods.der import DER, DERpp
+from protocore.methods.der import DER
+from protocore.methods.derpp import DERpp
 from protocore.methods.er import ER
 from protocore.methods.ewc import EWC
 from protocore.methods.fecam import FeCAM
@@ -23,9 +24,10 @@ from protocore.methods.pass_ import PASS
 from protocore.methods.pbcs import PBCS
 from protocore.methods.protocore import ProtoCore
 from protocore.methods.rm import RainbowMemory
+from protocore.methods.sizes import bytes_a_class
 from protocore.registry import Registry
 
-__all__ = ["METHODS", "Batch", "Method", "Tools", "method_named", "register"]
+__all__ = ["METHODS", "Batch", "Method", "Tools", "bytes_a_class", "method_named", "register"]
 
 METHODS: Registry[type[Method]] = Registry("method", ((m.name, m) for m in (
     Finetune, Joint, ER, DER, DERpp, EWC, LwF, CFlat, ICaRL, RainbowMemory, OnPro, OCS, CSReL, BCSR, PBCS, FeCAM, PASS,

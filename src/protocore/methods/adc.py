@@ -74,7 +74,6 @@ class ADC(Drift):
 
     name = "adc"
     paper = "Goswami et al. 2024, Resurrecting Old Classes with New Data for Exemplar-Free Continual Learning"
-    class_bytes = 519
     Options = ADCOptions
     presets: ClassVar = {
         **Drift.presets,

@@ -121,7 +121,6 @@ class Method:
     replays: ClassVar[bool] = False  # whether stored exemplars are shown to the network beside current images
     sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
     outputs: ClassVar[int] = 1  # rows of the head for each class
-    class_bytes: ClassVar[int | None] = 0  # kept a class on CIFAR-100 in its default settings; None: all the data
     invents = False  # whether exemplars may be other pictures than those of the data (means, condensed ones)
     checks: ClassVar[str] = ""  # what stands behind the implementation, for `protocore list methods`
 
@@ -277,22 +276,23 @@ class Method:
         """The task's images (uint8) as the network meets them: in codec space as the codec shows them."""
         return task.take_coded(rows) if self.tools.space == "codec" else task.take(rows)
 
-    @torch.no_grad()
-    def pass_over(self, task: Task, size: int = 256) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(rows, features, labels) of the task's un-augmented images, the network in evaluation mode."""
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The network in evaluation mode; afterwards as it was."""
         was_training = self.net.training
         self.net.eval()
         try:
-            for rows in torch.arange(len(task)).split(size):
-                x = self.tools.on_device(to_float(self.images(task, rows)))
-                yield rows, self.net.features(x), task.labels_of(rows).to(self.tools.device)
+            yield
         finally:
             self.net.train(was_training)
 
+    @torch.no_grad()
     def task_features(self, task: Task) -> tuple[Tensor, Tensor]:
-        """Features and labels of the whole task."""
-        parts = [(z, y) for _, z, y in self.pass_over(task)]
-        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+        """Features and labels of the task's un-augmented images, the network in evaluation mode."""
+        with self.evaluating():
+            z = [self.net.features(self.tools.on_device(to_float(self.images(task, rows))))
+                 for rows in torch.arange(len(task)).split(256)]
+        return torch.cat(z), task.labels.to(self.tools.device)
 
 
 def _merged(parts: Iterable[dict[str, V]]) -> dict[str, V]:

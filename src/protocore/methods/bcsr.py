@@ -112,7 +112,6 @@ class BCSR(Picking):
 
     name = "bcsr"
     paper = "Hao et al. 2023, Bilevel Coreset Selection in Continual Learning: A New Formulation and Algorithm"
-    class_bytes = 61_462
     checks = "oracles of hypergradient and projection, label noise, closed form against autograd; digits end to end"
     Options = BCSROptions
     defaults: ClassVar = {"spc": 20}

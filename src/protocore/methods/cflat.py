@@ -12,6 +12,5 @@ class CFlat(ER):
 
     name = "cflat"
     paper = "Bian et al. 2024, Make Continual Learning Stronger via C-Flat"
-    class_bytes = 61_466
     defaults: ClassVar = {**ER.defaults, "cflat": True}
     checks = "quadratic oracle, limits, draws and batch statistics of the four evaluations; digits end to end"

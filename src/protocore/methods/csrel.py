@@ -27,7 +27,6 @@ class CSReL(Coreset):
 
     name = "csrel"
     paper = "Tong et al. 2025, Coreset Selection via Reducible Loss in Continual Learning"
-    class_bytes = 61_574
     keeps = "exemplars, their reference losses and tasks (online: their logits)"
     Options = CSReLOptions
     defaults: ClassVar = {"spc": 20}

@@ -12,7 +12,7 @@ from protocore.errors import UserError
 from protocore.memory.fill import BalancedReservoir
 from protocore.methods.base import Batch, Tools
 from protocore.methods.csrel_options import BATCH, CSReLOptions
-from protocore.methods.der import DERpp, DERppOptions
+from protocore.methods.derpp import DERpp, DERppOptions
 from protocore.methods.parts.previous import SideNetwork
 
 FILLS = {"on": "class", "off": "stream", "auto": "auto"}

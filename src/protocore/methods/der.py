@@ -35,14 +35,6 @@ class DEROptions(ReplayOptions):
                          choices=("fill", "mask"))
 
 
-@dataclass(frozen=True)
-class DERppOptions(DEROptions):
-    """DER's, and the weight of the stored labels."""
-
-    alpha: float = option(0.1, "weight α of the distance to the stored logits", least=0)
-    beta: float = option(0.5, "weight β of the cross entropy of stored labels", least=0)
-
-
 def padded(stored: Tensor, outputs: int) -> Tensor:
     """Rows of this many values; what was not stored is NaN."""
     return F.pad(stored, (0, outputs - stored.shape[1]), value=float("nan"))
@@ -62,7 +54,6 @@ class DER(ReplayMethod):
 
     name = "der"
     paper = "Buzzega et al. 2020, Dark Experience for General Continual Learning"
-    class_bytes = 65_467
     keeps = "exemplars, logits"
     Options = DEROptions
     presets: ClassVar = {
@@ -88,10 +79,9 @@ class DER(ReplayMethod):
     @torch.no_grad()
     def fill(self) -> None:
         """The logits of new outputs, untrained as they are, for what is stored: what a head of all classes had."""
-        store, was_training = self.memory.store, self.net.training
-        self.net.eval()
-        logits = torch.cat([self.net(self.tools.on_device(to_float(part))).cpu() for part in store.images.split(256)])
-        self.net.train(was_training)
+        store, show = self.memory.store, self.tools.on_device
+        with self.evaluating():
+            logits = torch.cat([self.net(show(to_float(part))).cpu() for part in store.images.split(256)])
         stored = padded(store.column("logits"), logits.shape[1])
         filled = torch.where(stored.isnan(), self.rounded(logits), stored)
         store.load(store.tensors() | {f"{store.name}/logits": filled})
@@ -121,21 +111,3 @@ class DER(ReplayMethod):
     def after_step(self, batch: Batch) -> None:
         if batch.first_pass or self.options.offer == "every":
             self.memory.offer(batch, logits=self.rounded(batch.notes["logits"]))
-
-
-class DERpp(DER):
-    """L = CE(z(x), y) + α · MSE(z(x'), z') + β · CE(z(x''), y''), the two draws independent."""
-
-    name = "derpp"
-    Options = DERppOptions
-    presets: ClassVar = {"paper": DER.presets["paper"], "paper cifar100": DER.presets["paper cifar100"]}
-
-    options: DERppOptions
-
-    def loss(self, batch: Batch) -> Tensor:
-        loss = super().loss(batch)
-        if drawn := self.drawn(self.options.beta):
-            hard = F.cross_entropy(self.replayed(drawn), drawn.labels.to(batch.labels),
-                                   label_smoothing=self.tools.settings.label_smoothing)
-            loss = loss + self.options.beta * hard
-        return loss

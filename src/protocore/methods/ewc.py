@@ -87,7 +87,6 @@ class EWC(Method):
 
     name = "ewc"
     paper = "Kirkpatrick et al. 2017, Overcoming catastrophic forgetting; online: Schwarz et al. 2018"
-    class_bytes = 56_357
     keeps = "a weight and a former value for each parameter"
     Options = EWCOptions
     presets: ClassVar = {
@@ -122,16 +121,13 @@ class EWC(Method):
         return loss
 
     def end_task(self, task: Task) -> None:
-        with self.tools.timed("fisher"):
-            was_training = self.net.training
-            self.net.eval()  # one sample has no batch statistics of its own
+        with self.tools.timed("fisher"), self.evaluating():  # one sample has no batch statistics of its own
             total: Named = {}
             for rows in torch.arange(len(task)).split(256):
                 x, labels = self.tools.on_device(to_float(task.take(rows))), task.labels_of(rows)
                 part = diagonal_fisher(self.net, x, labels.to(self.tools.device), self.options.fisher)
                 total = merged(total, part, 1.0, 1.0)
                 self.tools.progress("estimating the Fisher matrix", int(rows[-1]) + 1, len(task))
-            self.net.train(was_training)
         share = len(self.known) / max(len(self.seen), 1)
         keep, take = (self.options.gamma, 1.0) if self.options.merge == "sum" else (share, 1 - share)
         # Contiguous, as they come back from a checkpoint: a sum over another layout would round otherwise.

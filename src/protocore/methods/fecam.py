@@ -41,7 +41,6 @@ class FeCAM(Finetune):
 
     name = "fecam"
     paper = "Goswami et al. 2023, FeCAM: Exploiting the Heterogeneity of Class Distributions"
-    class_bytes = 66_318
     keeps = "a mean and a covariance for each class"
     Options = FeCAMOptions
     defaults: ClassVar = {"head": "cosine"}

@@ -14,7 +14,7 @@ from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.parts.coreset import Coreset, Pool
-from protocore.methods.parts.losses import class_means
+from protocore.methods.parts.losses import class_means, icarl_loss, icarl_targets
 from protocore.methods.parts.means import NearestMean, at_home
 from protocore.methods.parts.previous import Previous
 from protocore.methods.parts.selection import herding, rank_in_class
@@ -32,28 +32,11 @@ class ICaRLOptions(Options):
                       "new images and exemplars would bring (share)", choices=("batch", "share"))
 
 
-def icarl_targets(labels: Tensor, outputs: int, old: Tensor, teacher: Tensor | None) -> Tensor:
-    """What each sigmoid is to say, (N, outputs): the label's one-hot, and for `old` classes what the teacher says.
-
-    The teacher's word counts for exemplars too: for an image of an old class the label itself is not used.
-    """
-    targets = F.one_hot(labels, outputs).to(torch.float32)
-    if teacher is not None:
-        targets[:, old] = teacher[:, old].sigmoid().to(targets)
-    return targets
-
-
-def icarl_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross entropy, the mean over the batch and over all outputs."""
-    return F.binary_cross_entropy_with_logits(logits.float(), targets)
-
-
 class ICaRL(Coreset):
     """New classes learned as one-hot targets, old ones from the network before the task; prediction by class means."""
 
     name = "icarl"
     paper = "Rebuffi et al. 2017, iCaRL: Incremental Classifier and Representation Learning"
-    class_bytes = 61_462
     checks = "herding, loss, gradient and class means against the formulas; digits end to end"
     Options = ICaRLOptions
     defaults: ClassVar = {"spc": 20}
@@ -154,18 +137,18 @@ class ICaRL(Coreset):
         if self.cached is None or self.cached[0] != now:
             images, labels = self.shown_images()
             images, labels = torch.cat([self.store.images, images]), torch.cat([self.store.labels, labels])
-            was_training = self.net.training
-            self.net.eval()
-            z = []
-            for part in images.split(256):
-                views = [part, part.flip(3)] if self.flips else [part]
-                both = [self.net.features(self.tools.on_device(to_float(view))).float() for view in views]
-                z.append(torch.stack([F.normalize(f, dim=1).cpu() for f in both]).mean(0))
-            self.net.train(was_training)
+            with self.evaluating():
+                z = [self.shown_as(part) for part in images.split(256)]
             classes = labels.unique()
             means = class_means(torch.cat(z), labels, classes)[0] if z and len(labels) else torch.empty(0)
             self.cached = now, classes, means
         return self.cached[1:]
+
+    def shown_as(self, images: Tensor) -> Tensor:
+        """Normalised features of images, their mirror images taken in where these count."""
+        views = [images, images.flip(3)] if self.flips else [images]
+        features = [self.net.features(self.tools.on_device(to_float(view))).float() for view in views]
+        return torch.stack([F.normalize(z, dim=1).cpu() for z in features]).mean(0)
 
     def shown_images(self) -> tuple[Tensor, Tensor]:
         """Of classes without exemplars, the last images seen: an online run is measured before its window ends."""

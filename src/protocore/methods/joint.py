@@ -13,4 +13,3 @@ class Joint(Finetune):
     paper = "upper bound"
     fits = ("offline",)
     sees_everything = True
-    class_bytes = None

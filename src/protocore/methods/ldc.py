@@ -63,7 +63,6 @@ class LDC(Drift):
 
     name = "ldc"
     paper = "Gomez-Villa et al. 2024, Exemplar-free Continual Representation Learning via Learnable Drift Compensation"
-    class_bytes = 519
     Options = LDCOptions
     checks = "recovers, composes and keeps linear maps; digits end to end"
 

@@ -72,7 +72,6 @@ class OCS(Picking):
 
     name = "ocs"
     paper = "Yoon et al. 2022, Online Coreset Selection for Rehearsal-based Continual Learning"
-    class_bytes = 61_462
     checks = "oracles of S, V, A; Gram matrix against explicit gradients; digits end to end"
     Options = OCSOptions
     defaults: ClassVar = {"spc": 20}

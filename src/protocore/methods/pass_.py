@@ -72,7 +72,6 @@ class PASS(Method):
 
     name = "pass"
     paper = "Zhu et al. 2021, Prototype Augmentation and Self-Supervision for Incremental Learning"
-    class_bytes = 520
     keeps = "one mean feature a class, the radius of their noise"
     outputs = 4
     Options = PASSOptions

@@ -14,7 +14,7 @@ from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.parts.coreset import Coreset, Pool
-from protocore.methods.parts.perturbations import perturbed
+from protocore.methods.parts.perturbations import cutmix, perturbed
 
 
 @dataclass(frozen=True)
@@ -61,27 +61,11 @@ def filled(chosen: Tensor, candidates: int, total: int) -> Tensor:
     return torch.cat([chosen, others[torch.randperm(len(others))[: max(total - len(chosen), 0)]]])
 
 
-def cutmix(x: Tensor, partner: Tensor, share: float, row: int, column: int) -> tuple[Tensor, float]:
-    """Each image with a box of its partner's, centred at (row, column), and the share λ that is left of its own.
-
-    The box has sides of √(1 - share) of the image's and is cut off at the border; λ counts the pixels.
-    """
-    height, width = x.shape[2:]
-    tall, wide = int(height * (1 - share) ** 0.5), int(width * (1 - share) ** 0.5)
-    top, left = row - tall // 2, column - wide // 2
-    rows = slice(max(top, 0), min(top + tall, height))
-    columns = slice(max(left, 0), min(left + wide, width))
-    mixed = x.clone()
-    mixed[:, :, rows, columns] = x[partner, :, rows, columns]
-    return mixed, 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
-
-
 class RainbowMemory(Coreset):
     """Replay with CutMix; after each task all candidates are judged anew. Online, --epochs passes over them follow."""
 
     name = "rm"
     paper = "Bang et al. 2021, Rainbow Memory: Continual Learning with a Memory of Diverse Samples"
-    class_bytes = 61_462
     checks = "votes, positions, quotas, schedule and CutMix against the formulas; digits end to end"
     Options = RMOptions
     defaults: ClassVar = {"spc": 20}
@@ -146,14 +130,13 @@ class RainbowMemory(Coreset):
         """The uncertainty of all candidates whose class has more than its quota of them (the others stay anyway)."""
         u, seen = torch.zeros(len(pool)), torch.tensor(self.seen, device=self.tools.device)
         rows = (pool.labels.bincount()[pool.labels] > quota).nonzero().flatten()
-        was_training, done = self.net.training, 0
-        self.net.eval()
-        for part, x, _ in pool.batches(rows=rows) if len(rows) else ():
-            copies = [self.net(self.tools.on_device(copy))[:, seen].argmax(1) for copy in perturbed(x)]
-            u[part] = uncertainty(torch.stack(copies, dim=1)).cpu()
-            done += len(part)
-            self.tools.progress("voting", done, len(rows))
-        self.net.train(was_training)
+        done = 0
+        with self.evaluating():
+            for part, x, _ in pool.batches(rows=rows) if len(rows) else ():
+                copies = [self.net(self.tools.on_device(copy))[:, seen].argmax(1) for copy in perturbed(x)]
+                u[part] = uncertainty(torch.stack(copies, dim=1)).cpu()
+                done += len(part)
+                self.tools.progress("voting", done, len(rows))
         return u
 
     def total(self, task: Task) -> int:

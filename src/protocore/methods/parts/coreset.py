@@ -77,16 +77,13 @@ class Coreset(Method):
         return F.cross_entropy(self.net(x), labels, label_smoothing=self.tools.settings.label_smoothing)
 
     def end_task(self, task: Task) -> None:
-        with self.tools.timed("select"):
-            was_training = self.net.training
-            self.net.eval()
+        with self.tools.timed("select"), self.evaluating():
             room = self.room(task)
             pool = Pool(task, self.store, self.tools)
             chosen, columns = self.select(pool, room)
             others = torch.isin(self.store.labels, pool.labels.unique(), invert=True).nonzero().flatten()
             self.replace(pool, chosen, self.shrink(others, room), columns)
             self.settle()
-            self.net.train(was_training)
 
     def select(self, pool: Pool, room: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Candidates to keep (numbers in the pool, the most important of each class first), and their columns.

@@ -43,16 +43,13 @@ class Drift(LwF):
         self.means = self.keep(ClassMeans(self.net.dim, options.prototype_dtype))
 
     def end_task(self, task: Task) -> None:
-        with self.tools.timed("compensate"):
-            was_training = self.net.training
-            self.net.eval()
+        with self.tools.timed("compensate"), self.evaluating():
             z, labels = self.task_features(task)
             home = at_home(task)
             old = [c for c in self.means.classes if c not in home]
             if old:
                 self.means.set(old, self.moved(task, old, z))
             self.means.update(z, labels, home)
-            self.net.train(was_training)
         super().end_task(task)
 
     def moved(self, task: Task, classes: list[int], z: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ is a bias. A set of gradients is therefore two small matrices, r = p - y (N, C) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -76,12 +76,6 @@ def cosines(dots: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return dots / (a * b).clamp(min=EPS)
 
 
-def mean_cosines(gram: Tensor) -> Tensor:
-    """cos(g_i, ḡ), ḡ the mean gradient: g_i·ḡ = mean_j K_ij and |ḡ|² = mean_ij K_ij."""
-    dots = gram.mean(1)
-    return cosines(dots, gram.diagonal().sqrt(), dots.mean().clamp(min=0).sqrt())
-
-
 # -- the Hessian ---------------------------------------------------------------------------------------------
 
 
@@ -95,13 +89,3 @@ def hessian_vector(p: Tensor, h: Tensor, w: Tensor, v: Tensor) -> Tensor:
 def curvature(h: Tensor, w: Tensor) -> Tensor:
     """A bound of H's largest eigenvalue: that of diag(p) - ppᵀ is at most 1/2, that of Σ w hhᵀ at most its trace."""
     return 0.5 * (w * h.square().sum(1)).sum()
-
-
-def hvp(loss: Callable[[Tensor], Tensor], theta: Tensor, v: Tensor) -> Tensor:
-    """Hv of any scalar loss, forward over reverse: one jvp of the gradient, and no Hessian."""
-    return torch.func.jvp(torch.func.grad(loss), (theta,), (v,))[1]
-
-
-def slopes(losses: Callable[[Tensor], Tensor], theta: Tensor, v: Tensor) -> Tensor:
-    """⟨∇l_i(θ), v⟩ of a vector of losses: one jvp, and no backward pass for each sample."""
-    return torch.func.jvp(losses, (theta,), (v,))[1]

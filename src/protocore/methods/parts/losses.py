@@ -80,3 +80,19 @@ def mixed_prototypes(z: Tensor, labels: Tensor, old: Tensor, old_labels: Tensor,
     means = torch.where(same.any(1, keepdim=True), mixed, means)
     stays = ~same.any(0)
     return torch.cat([old[stays], means]), torch.cat([old_labels[stays], present])
+
+
+def icarl_targets(labels: Tensor, outputs: int, old: Tensor, teacher: Tensor | None) -> Tensor:
+    """What each sigmoid is to say, (N, outputs): the label's one-hot, and for `old` classes what the teacher says.
+
+    The teacher's word counts for exemplars too: for an image of an old class the label itself is not used.
+    """
+    targets = F.one_hot(labels, outputs).to(torch.float32)
+    if teacher is not None:
+        targets[:, old] = teacher[:, old].sigmoid().to(targets)
+    return targets
+
+
+def icarl_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross entropy, the mean over the batch and over all outputs."""
+    return F.binary_cross_entropy_with_logits(logits.float(), targets)

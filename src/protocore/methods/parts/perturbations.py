@@ -57,3 +57,18 @@ def perturbed(images: Tensor) -> Iterator[Tensor]:
     x = to_float(images)
     for perturbation in PERTURBATIONS:
         yield perturbation(x)
+
+
+def cutmix(x: Tensor, partner: Tensor, share: float, row: int, column: int) -> tuple[Tensor, float]:
+    """Each image with a box of its partner's, centred at (row, column), and the share λ that is left of its own.
+
+    The box has sides of √(1 - share) of the image's and is cut off at the border; λ counts the pixels.
+    """
+    height, width = x.shape[2:]
+    tall, wide = int(height * (1 - share) ** 0.5), int(width * (1 - share) ** 0.5)
+    top, left = row - tall // 2, column - wide // 2
+    rows = slice(max(top, 0), min(top + tall, height))
+    columns = slice(max(left, 0), min(left + wide, width))
+    mixed = x.clone()
+    mixed[:, :, rows, columns] = x[partner, :, rows, columns]
+    return mixed, 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)

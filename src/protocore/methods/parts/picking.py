@@ -132,13 +132,8 @@ class Picking(Coreset):
     @contextmanager
     def exact(self) -> Iterator[None]:
         """Evaluation mode, no gradients, no half precision."""
-        was_training = self.net.training
-        self.net.eval()
-        try:
-            with torch.no_grad(), torch.autocast(self.tools.device.type, enabled=False):
-                yield
-        finally:
-            self.net.train(was_training)
+        with self.evaluating(), torch.no_grad(), torch.autocast(self.tools.device.type, enabled=False):
+            yield
 
     def last_layer(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return last_layer(self.net.head, self.net.features(x))

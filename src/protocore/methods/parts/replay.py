@@ -123,7 +123,6 @@ class ReplayOptions(Options):
 class ReplayMethod(Method):
     """A method that replays what reservoirs have kept. It says its loss; filling and keeping the memory is here."""
 
-    class_bytes = 61_466
     keeps = "exemplars"
     replays = True
     Options = ReplayOptions

@@ -39,17 +39,6 @@ def rank_in_class(labels: Tensor) -> Tensor:
     return rank
 
 
-def fair_share(labels: Tensor, order: Tensor, total: int) -> Tensor:
-    """`total` rows, every class with as many as any other as far as it has them, the first of each class in `order`.
-
-    `order` names rows of `labels`, the most wanted first. Class sizes of the outcome differ by one at most, but for
-    classes that are exhausted; who gets the odd ones is decided by `order` too. The first of every class come first,
-    then the second of every class, and so on, so that each prefix is a fair share as well.
-    """
-    order = order.cpu()
-    return order[rank_in_class(labels.cpu()[order]).argsort(stable=True)[: max(total, 0)]]
-
-
 def quota(total: int, sizes: Tensor) -> Tensor:
     """Slots of each task: floor(total · n_i / Σ n), and what is left over one each to the earliest tasks."""
     share = total * sizes // sizes.sum().clamp(min=1)

@@ -1,0 +1,117 @@
+"""The memory of ProtoCore, and how the end of a task renews it (the paper's Alg. 3 and 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from protocore.condense.loop import flat_maps
+from protocore.condense.store import CondensedStore
+from protocore.condense.targets import Targets, believed, layer_goals, make_targets
+from protocore.data.augment import augmentation, to_float
+from protocore.data.stream import Task
+from protocore.errors import UserError
+from protocore.memory.fill import settle
+from protocore.memory.plan import Horizon, Plan
+from protocore.methods.base import Method, Tools
+from protocore.methods.parts.losses import class_means, radius
+from protocore.methods.parts.means import at_home
+from protocore.methods.parts.replay import Replay
+from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
+
+
+class Condensing(Method):
+    """M_s and M_p: condensed exemplars and real prototypes, beside them the radius of feature noise and, with --real,
+    some exemplars as they are. How they are learned from is said in a subclass."""
+
+    options: ProtoCoreOptions
+
+    def __init__(self, tools: Tools, options: ProtoCoreOptions) -> None:
+        super().__init__(tools, options)
+        o = options
+        self.perturb = tools.augment if o.perturb == "auto" else augmentation(o.perturb)
+        recipe = recipe_of(o, self.perturb, tools.codec)
+        if o.target == "sample" and tools.space == "codec":
+            raise UserError("--target sample has no meaning with --replay-space codec: there the network sees nothing "
+                            "of a sample but its code; take --replay-space mix")
+        self.invents = recipe.start != "nearest" or recipe.steps > 0
+        self.blend = 1 if recipe.start == "nearest" else o.blend
+        self.condensed = CondensedStore(tools.codec, self.net.dim, o.prototype_dtype, recipe, tools.codings)
+        self.exemplars = self.keep(self.condensed.exemplars)
+        self.prototypes = self.keep(self.condensed.prototypes)
+        self.real = self.keep(Replay(tools, "class", "real exemplars")) if o.real else None
+        if self.real:
+            self.hold(self.real.room)
+        self.sigma = torch.full((1,), sigma_of(o.noise))
+        self.keep("sigma", "statistics/sigma")
+        self.kept_records: dict[str, Tensor] = {}
+
+    def end_task(self, task: Task) -> None:
+        with self.tools.timed("condense"):
+            z, labels = self.task_features(task)
+            with torch.no_grad():
+                correct = self.net.logits(z).argmax(1) == labels
+            if not self.options.filter:
+                correct = torch.ones_like(correct)
+            if self.sigma.isnan():
+                self.sigma = radius(z, labels)[None].cpu()
+            classes, room = list(task.classes), self.room(task)
+            rows = believed(labels, correct, room * self.blend)
+            targets = make_targets(z, labels, classes, room, rows, self.blend)
+            if self.options.target == "sample":
+                targets = replace(targets, features=z[targets.nearest])
+            if len(targets.labels):
+                self.condense(task, targets, room)
+            else:  # no class has samples enough for a blend; what is stored may still have to make room
+                self.exemplars.keep(self.exemplars.first_of_each(room))
+            if self.options.record:
+                self.kept_records |= {"real": z.cpu(), "real labels": labels.cpu()}
+            # A class that only visits, with a few samples, keeps the prototype of the task that was about it.
+            home = at_home(task)
+            classes = [c for c in classes if c in home or c not in self.prototypes]
+            means, _ = class_means(z, labels, torch.tensor(classes, device=z.device), believed(labels, correct))
+            self.prototypes.set(classes, means)
+        self.settle()
+
+    def settle(self) -> None:
+        settle(self.tools.settings.budget, self.exemplars, self.state)
+
+    def condense(self, task: Task, targets: Targets, room: Tensor) -> None:
+        self.net.eval()
+        start = self.condensed.start(targets, lambda rows: task.take(rows.cpu()))
+        made = self.condensed.renew(
+            self.net.features, targets, self.tools.on_device(start) if isinstance(start, Tensor) else start, room,
+            lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
+            **self.further_goals(task, targets))
+        self.net.train()
+        self.kept_records = self.condensed.records | {"losses": torch.tensor([made.before, made.after])}
+
+    def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, and the maps of the layers below them as one row an image."""
+        layers = self.net.layers(x)
+        return layers[-1], flat_maps(layers)
+
+    def further_goals(self, task: Task, targets: Targets) -> dict[str, Tensor]:
+        """What exemplars match besides the features, where it is asked for: maps of the layers, pixels."""
+        o, goals, show = self.options, {}, self.tools.on_device
+        if o.match_layers:
+            goals["layers"] = layer_goals(
+                lambda x: self.maps(x)[1], lambda rows: show(to_float(self.images(task, rows.cpu()))), targets,
+                of_sample=o.target == "sample")
+        if o.match_pixels:
+            goals["images"] = show(to_float(task.take(targets.nearest.cpu())))
+        return goals
+
+    def room(self, task: Task) -> Tensor:
+        """Condensed exemplars of each class that the allowance leaves beside prototypes and real exemplars."""
+        at = self.horizon(task)
+        return self.tools.allowance.room(at.classes, lambda rows: self.bytes_at(at, rows))
+
+    def planned(self, at: Horizon, rows: int) -> Plan:
+        real = self.real.plan(at, self.options.real * len(at.classes)) if self.real else {}
+        return super().planned(at, rows) | real  # `rows` are condensed ones
+
+    def records(self) -> dict[str, Tensor]:
+        return self.kept_records if self.options.record else {}
