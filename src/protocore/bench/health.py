@@ -71,7 +71,7 @@ def health(folder: Path, *, data_root: str | None = None, steps: int = 600) -> d
         "classes": [asdict(row) for row in rows], "mean": _mean(rows),
     }
     write_json(folder / "health.json", report)
-    from protocore.bench.figures import first_of, pairs_grid
+    from protocore.bench.grids import first_of, pairs_grid
 
     part = first_of([len(pairs) for _, pairs in shown], [row.exemplars for row in rows], "exemplars")
     pairs_grid([(f"{row.name}: {100 * row.present_right:.0f} / {100 * row.fresh_right:.0f} %", pairs)
@@ -172,7 +172,7 @@ def _features(learner: Learner, images: Tensor) -> Tensor:
 
 
 def _centre(learner: Learner, everything: Task, rows: Tensor) -> Tensor:
-    """The mean feature of a class's training pictures, seen as the method sees them (`Method.pass_over`)."""
+    """The mean feature of a class's training pictures, seen as the method sees them (`Method.images`)."""
     coded = learner.tools.space == "codec"
     total = torch.zeros(1, learner.net.dim, device=learner.machine.device)
     for part in _parts(rows, everything.take(rows[:1])[0].numel()):

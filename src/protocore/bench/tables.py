@@ -11,15 +11,28 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from protocore.bench.labels import run_labels
 from protocore.config import flag, format_bytes, plural
 from protocore.errors import UserError
 from protocore.learn.metrics import Matrix
-from protocore.runs.results import classes_of, exemplars_of, is_decoder, run_labels, saw_everything
+from protocore.memory.ledger import Entry
+from protocore.runs.result import Result
 
 NONE = "–"
-# Broken by hand so that the table fits into 80 columns.
-HEADINGS = {"forgetting": "for-\ngetting", "task-inc. A_T": "task-\ninc.\nA_T", "a class": "a\nclass",
-            "learn (s)": "learn\n(s)", "memory (s)": "mem-\nory\n(s)"}  # coding, selecting, condensing
+# In a terminal: short headings that the legend below explains, and from which width each column is shown.
+HEADINGS = {"forgetting": "F", "task-inc. A_T": "told", "learn (s)": "learn", "memory (s)": "store"}
+SHOWN_FROM = {"A_L": 64, "Ā": 70, "told": 58, "a class": 90, "learn": 72, "store": 72}  # columns
+LEGEND = {
+    "A_T": "A_T: accuracy (%) over all classes after the last task",
+    "A_L": "A_L: over each task right after it",
+    "Ā": "Ā: over all classes seen so far, mean over the tasks",
+    "F": "F: forgetting, how far a task fell from its best",
+    "told": "told: A_T where the task of a picture is told",
+    "kept": "kept: bytes of the memory",
+    "a class": "a class: of them, a class",
+    "learn": "learn: seconds of training",
+    "store": "store: of choosing, coding and condensing",
+}
 MOST_COLUMNS = 12  # of a matrix in a terminal
 HEALTH_LEGEND = (
     "to prototype: squared distance of normalised features; net: share of the exemplars that it gets right; to nearest "
@@ -36,21 +49,21 @@ def mean_std(values: Sequence[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
 
 
-def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
+def summary_rows(results: list[Result]) -> list[dict[str, str]]:
     """A row a run: how right it is, what it keeps, what it costs."""
     rows = []
     for label, r in zip(run_labels(results), results, strict=True):
-        free, told, seconds = r["class_incremental"], r["task_incremental"], r["seconds"]
-        all_data = saw_everything(r)
+        free, told, seconds = r.class_incremental, r.task_incremental, r.seconds
+        all_data = r.saw_everything
         row = {
             "method": label if (words := exemplar_words(r)) == NONE else f"{label} ({words})",
-            "A_T": _percent(free["A_T"]),
-            "A_L": _percent(free["A_L"]),
-            "Ā": _percent(free["A_mean"]),
-            "forgetting": _percent(free["forgetting"]),
-            "task-inc. A_T": _percent(told["A_T"]),
-            "kept": "all data" if all_data else format_bytes(r["bytes_kept"]),
-            "a class": NONE if all_data else format_bytes(r["bytes_kept"] / classes_of(r)),
+            "A_T": _percent(free.A_T),
+            "A_L": _percent(free.A_L),
+            "Ā": _percent(free.A_mean),
+            "forgetting": _percent(free.forgetting),
+            "task-inc. A_T": _percent(told.A_T),
+            "kept": "all data" if all_data else format_bytes(r.bytes_kept),
+            "a class": NONE if all_data else format_bytes(r.bytes_kept / r.classes),
         }
         inner = [v for k, v in seconds.items() if k != "learn"]
         row["learn (s)"] = _seconds(seconds.get("learn", 0.0))
@@ -59,65 +72,88 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     return rows
 
 
-def exemplar_words(*results: dict[str, Any]) -> str:
+def exemplar_words(*results: Result) -> str:
     """Exemplars a class and what they are, the mean over these runs: `20 real + 1 coded`."""
     counts: dict[str, float] = {}
     for result in results:
-        for kind, count in exemplars_of(result).items():
-            counts[kind] = counts.get(kind, 0.0) + count / classes_of(result) / len(results)
+        for kind, count in result.exemplars.items():
+            counts[kind] = counts.get(kind, 0.0) + count / result.classes / len(results)
     return " + ".join(f"{count:.0f} {kind}" if count >= 1 else f"{count:.1f} {kind}"
                       for kind, count in counts.items()) or NONE
 
 
-def summary_table(results: list[dict[str, Any]]) -> Table:
-    """Runs side by side; seconds of learning apart from those of condensing or selecting."""
-    benchmarks = dict.fromkeys(r["settings"]["benchmark"] for r in results)
-    table = _table(", ".join(benchmarks))
+def summary_table(results: list[Result], *, mean: bool = False, width: int = 80) -> Table:
+    """Runs side by side, as many columns as so many characters hold; `mean` adds that of the runs, with its deviation.
+
+    Seconds of learning stand apart from those of condensing or selecting. What the headings mean is said below.
+    """
+    table = _table(", ".join(dict.fromkeys(r.benchmark for r in results)))
     rows = summary_rows(results)
-    shared = [e for r in results for e in r["ledger"] if e["shared"] and e["bytes"]]
-    captions = [
-        _sizes("Kept once beside it, for all classes", [e for e in shared if is_decoder(e)]),
-        _sizes("Held while a task is learned", [e for e in shared if not is_decoder(e)]),
-    ]
-    if shared:  # no room for a column of it in a terminal
-        table.caption, table.caption_justify = escape("\n".join(filter(None, captions))), "left"
-    for name in rows[0] if rows else ("method", "A_T"):
+    if mean:
+        rows.append(_mean_row(results))
+    names = [name for name in (rows[0] if rows else ("method", "A_T"))
+             if width >= SHOWN_FROM.get(HEADINGS.get(name, name), 0) and not (mean and name in _NOT_OF_SEEDS)]
+    for name in names:
         first = name == "method"
         table.add_column(HEADINGS.get(name, name), justify="left" if first else "right", no_wrap=not first,
                          min_width=10 if first else None, overflow="fold" if first else "ellipsis")
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
+    for i, row in enumerate(rows):
+        if mean and i == len(results):
+            table.add_section()
+        table.add_row(*(escape(row[name]) for name in names), style="bold" if mean and i == len(results) else None)
+    shared = [e for r in results for e in r.ledger.entries if e.shared and e.bytes]
+    legend = "; ".join(LEGEND[h] for name in names if (h := HEADINGS.get(name, name)) in LEGEND)
+    captions = [  # no room for a column of what is shared in a terminal
+        _sizes("Kept once beside it, for all classes", [e for e in shared if e.kind == "decoder"]),
+        _sizes("Held while a task is learned", [e for e in shared if e.kind != "decoder"]),
+        legend,
+    ]
+    table.caption, table.caption_justify = escape("\n".join(filter(None, captions))), "left"
     return table
 
 
-def _sizes(what: str, entries: list[dict[str, Any]]) -> str:
-    words = dict.fromkeys(f"{e['name'].removesuffix(', during a task')}, {format_bytes(e['bytes'])}" for e in entries)
+_NOT_OF_SEEDS = ("a class", "learn (s)", "memory (s)")  # no room beside deviations
+
+
+def _mean_row(results: list[Result]) -> dict[str, str]:
+    """Mean and deviation over runs of several seeds."""
+    def of(name: str, told: bool = False) -> str:
+        scores = [r.task_incremental if told else r.class_incremental for r in results]
+        return mean_std([value for s in scores if (value := getattr(s, name)) is not None])
+
+    return {"method": f"mean of {plural(len(results), 'seed')}", "A_T": of("A_T"), "A_L": of("A_L"), "Ā": of("A_mean"),
+            "forgetting": of("forgetting"), "task-inc. A_T": of("A_T", told=True),
+            "kept": format_bytes(statistics.fmean(r.bytes_kept for r in results))}
+
+
+def _sizes(what: str, entries: list[Entry]) -> str:
+    words = dict.fromkeys(f"{e.name.removesuffix(', during a task')}, {format_bytes(e.bytes)}" for e in entries)
     return f"{what}: {'; '.join(words)}" if words else ""
 
 
-def ledger_table(result: dict[str, Any]) -> Table:
+def ledger_table(result: Result) -> Table:
     """Every byte that is kept, by name, with its sum; what is shared by all classes stands below it."""
     table = _table("What is kept")
     table.add_column("name")
     table.add_column("rows", justify="right")
     table.add_column("bytes", justify="right")
-    own = [e for e in result["ledger"] if not e["shared"]]
-    shared = [e for e in result["ledger"] if e["shared"]]
+    own = [e for e in result.ledger.entries if not e.shared]
+    shared = [e for e in result.ledger.entries if e.shared]
     # Exemplars of differing size are one row of bytes: they are counted by their lengths.
-    lengths = {e["name"].replace("/lengths", "/bytes"): e["rows"] for e in own if e["name"].endswith("/lengths")}
+    lengths = {e.name.replace("/lengths", "/bytes"): e.rows for e in own if e.name.endswith("/lengths")}
     for e in own:
-        table.add_row(escape(e["name"]), f"{lengths.get(e['name'], e['rows']):,}", f"{e['bytes']:,}")
+        table.add_row(escape(e.name), f"{lengths.get(e.name, e.rows):,}", f"{e.bytes:,}")
     table.add_section()
-    table.add_row("sum", "", f"{sum(e['bytes'] for e in own):,}", style="bold")
+    table.add_row("sum", "", f"{sum(e.bytes for e in own):,}", style="bold")
     if shared:
         table.add_section()
-        pays = result.get("decoder_pays_from")
+        pays = result.decoder_pays_from
         for e in shared:
-            if is_decoder(e):
+            if e.kind == "decoder":
                 note = f" (pays from {plural(pays, 'class')})" if pays else ""
-                table.add_row(escape(f"shared: {e['name']}{note}"), f"{e['rows']:,}", f"{e['bytes']:,}")
+                table.add_row(escape(f"shared: {e.name}{note}"), f"{e.rows:,}", f"{e.bytes:,}")
             else:
-                table.add_row(escape(e["name"]), f"{e['rows']:,}", f"{e['bytes']:,}")
+                table.add_row(escape(e.name), f"{e.rows:,}", f"{e.bytes:,}")
     return table
 
 
@@ -166,13 +202,13 @@ def _chosen(tasks: int) -> list[int]:
     return sorted({round(i * (tasks - 1) / (MOST_COLUMNS - 1)) for i in range(MOST_COLUMNS)})
 
 
-def config_table(result: dict[str, Any], all: bool = False) -> Table:
+def config_table(result: Result, all: bool = False) -> Table:
     """Settings and options with the source of each value; plain defaults only with `all`."""
     table = _table(None)
     for name in ("setting", "value", "source"):
         table.add_column(name)
-    for name, value in {**result["settings"], **result["options"]}.items():
-        source = result["sources"].get(name, "default")
+    for name, value in {**result.settings, **result.options}.items():
+        source = result.sources.get(name, "default")
         if all or source != "default":
             text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
             table.add_row(flag(name), escape(text), escape(source))

@@ -55,7 +55,7 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
 
     try:
         with Stop() as stop, reporter if isinstance(reporter, RunProgress) else nullcontext():
-            result = run(config, folder, reporter=reporter, checkpoint_seconds=every, restart=restart or again,
+            result = run(config, folder, reporters=[reporter], checkpoint_seconds=every, restart=restart or again,
                          stop=stop.asked, finished=draw)
     except Interrupted:
         print(f"protocore: stopped; the checkpoint is in {folder.path}, and the same command goes on from there",
@@ -66,14 +66,16 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
 
 def _draw(learner: Learner, result: Result, folder: Path) -> None:
     from protocore.bench import figures
+    from protocore.bench.condensation import condensation_figure
+    from protocore.bench.grids import exemplar_grid
 
     figures.accuracy_curves([result], folder / "accuracy.png")
     figures.matrix_heatmap(result, folder / "matrix.png")
     names = [str(name) for name in learner.classes_]
     if "steps" in (records := learner.method.records()):
-        figures.condensation_figure({k: v.numpy() for k, v in records.items()}, folder / "condensation.png", names)
+        condensation_figure({k: v.numpy() for k, v in records.items()}, folder / "condensation.png", names)
     for store in learner.method.stores():
         if len(store):
             name = store.name.replace(" ", "-")
-            figures.exemplar_grid(store.images.numpy(), store.labels.numpy(), names, folder / f"{name}.png",
-                                  title=f"{store.name} of {result.method}")
+            exemplar_grid(store.images.numpy(), store.labels.numpy(), names, folder / f"{name}.png",
+                          title=f"{store.name} of {result.method}")

@@ -29,7 +29,7 @@ def _list(arguments: argparse.Namespace) -> int:
     from protocore.backbones import BACKBONES
     from protocore.codecs import CODECS
     from protocore.data.benchmarks import BENCHMARKS
-    from protocore.methods import METHODS
+    from protocore.methods import METHODS, bytes_a_class
 
     tables: dict[str, dict[str, str]] = {
         "methods": {name: f"{' '.join((m.__doc__ or '').split())} ({m.paper})" for name, m in METHODS.items()},
@@ -40,7 +40,7 @@ def _list(arguments: argparse.Namespace) -> int:
     }
     chosen = {kind: lines for kind, lines in tables.items() if arguments.what in (None, kind)}
     if arguments.json:
-        details = {name: {"paper": m.paper, "keeps": m.keeps, "bytes_a_class_on_cifar100": m.class_bytes,
+        details = {name: {"paper": m.paper, "keeps": m.keeps, "bytes_a_class_on_cifar100": bytes_a_class(m),
                           "fits": list(m.fits), "checks": m.checks} for name, m in METHODS.items()}
         print(json.dumps(chosen | ({"method_details": details} if "methods" in chosen else {})))
         return 0
@@ -61,12 +61,15 @@ def _methods(methods: Mapping[str, type[Method]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from protocore.methods import bytes_a_class
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("a class", justify="right", no_wrap=True)
     table.add_column("paper, what is kept, streams, checks")
     for name, m in methods.items():
-        size = "all data" if m.class_bytes is None else f"{m.class_bytes:,}"
+        kept = bytes_a_class(m)
+        size = "all data" if kept is None else f"{kept:,}"
         more = f"\nkeeps {m.keeps}; fits {', '.join(m.fits)}\nchecks: {m.checks}"
         table.add_row(Text(name), size, Text.assemble(m.paper, (more, "dim")))
     return table

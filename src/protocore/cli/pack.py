@@ -104,7 +104,7 @@ def _print_table(file: Path, pack: Pack, lines: list[Line]) -> None:
 
 def _draw(pack: Pack, codec: Codec, path: Path) -> None:
     """A grid a group, named after it where there are several."""
-    from protocore.bench.figures import COLUMNS, PICTURES, exemplar_grid, first_of
+    from protocore.bench.grids import COLUMNS, PICTURES, exemplar_grid, first_of
     from protocore.memory.pack import exemplars
     from protocore.memory.pack.checks import plain
 
