@@ -7,10 +7,10 @@ import dataclasses
 import importlib.util
 import io
 import json
-import os
 import re
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from protocore.bench import figures, health
+from protocore.bench import figures, fonts, grids, health
+from protocore.bench.condensation import condensation_figure
+from protocore.bench.fonts import drawable, fonts_for
+from protocore.bench.labels import run_labels
 from protocore.bench.tables import (
     config_table,
     exemplar_words,
@@ -38,27 +41,19 @@ from protocore.bench.tables import (
 from protocore.config import Resolved
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
-from protocore.errors import DataError, UserError
+from protocore.errors import UserError
 from protocore.learn.metrics import summary
-from protocore.runs.job import configure, run
-from protocore.runs.results import (
-    decoder_bytes,
-    exemplars_of,
-    is_finished,
-    keeps_nothing,
-    list_runs,
-    read_result,
-    run_folder,
-    run_labels,
-    saw_everything,
-    small,
-)
+from protocore.memory.ledger import Entry, Ledger
+from protocore.runs.configure import configure
+from protocore.runs.folder import RunFolder
+from protocore.runs.job import run
+from protocore.runs.result import Result, read_result, result_of
 
 R = [[90.0], [70.0, 92.0], [60.0, 80.0, 94.0], [65.0, 70.0, 85.0, 96.0]]
 TOLD = [[99.0], [98.0, 99.0], [97.0, 98.0, 99.0], [96.0, 97.0, 98.0, 99.0]]
 
 
-def made_up(r: list[list[float]] = R, told: list[list[float]] = TOLD, **flags: Any) -> dict[str, Any]:
+def made_up(r: list[list[float]] = R, told: list[list[float]] = TOLD, **flags: Any) -> Result:
     """A result as a run would leave it, with these flags, without the run."""
     config = configure({"method": "er", **flags})
     ledger = [{"name": "exemplars/bytes", "bytes": 12800, "rows": 200, "shared": False},
@@ -66,7 +61,7 @@ def made_up(r: list[list[float]] = R, told: list[list[float]] = TOLD, **flags: A
               {"name": "file header", "bytes": 256, "rows": 1, "shared": False}]
     if config.settings.method in ("finetune", "joint"):
         ledger = ledger[-1:]
-    return {
+    return result_of({
         "format": 1, "command": "protocore run er digits", **copy.deepcopy(config.to_json()),
         "data_digest": "6a22", "code_version": "0.1.0", "machine": {"torch": "2.13.0", "cores": 1},
         "tasks": len(r[-1]), "class_names": [f"class {i}" for i in range(2 * len(r[-1]))],
@@ -74,25 +69,34 @@ def made_up(r: list[list[float]] = R, told: list[list[float]] = TOLD, **flags: A
         "per_class": [{"0": 12.3456}], "ledger": ledger, "bytes_kept": sum(e["bytes"] for e in ledger),
         "bytes_after_each_task": [1, 2, 3, 4], "seconds": {"learn": 12.345, "condense": 1.0, "select": 0.5},
         "images_per_second": 1521.04, "peak_memory_bytes": 446656512,
-    }
+    }, "made up")
 
 
-def joint() -> dict[str, Any]:
-    return made_up(R[-1:], TOLD[-1:], method="joint") | {"seconds": {"learn": 7.0}}
+def with_entries(result: Result, *entries: Entry) -> Result:
+    """With these rows of the ledger besides its own."""
+    return dataclasses.replace(result, ledger=Ledger((*result.ledger.entries, *entries)))
+
+
+def keeping(result: Result, size: int) -> Result:
+    """With so many bytes kept in all."""
+    first, *others = result.ledger.entries
+    first = dataclasses.replace(first, bytes=first.bytes + size - result.bytes_kept)
+    return dataclasses.replace(result, ledger=Ledger((first, *others)))
+
+
+def joint() -> Result:
+    return dataclasses.replace(made_up(R[-1:], TOLD[-1:], method="joint"), seconds={"learn": 7.0})
 
 
 def text_of(table: Table, width: int = 200) -> list[list[str]]:
     """The printed lines, split where two or more blanks stand."""
+    return [re.split(r"\s{2,}", line.strip()) for line in printed(table, width).splitlines() if line.strip()]
+
+
+def printed(table: Table, width: int) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(table)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    return [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines() if line.strip()]
-
-
-def store(folder: Path, result: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps(result))
-    return folder
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +104,9 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Resolved, Path]:
     """A true run, as short as can be."""
     config = configure({"method": "er", "benchmark": "digits", "spc": 2, "steps": 1, "images_per_class": 5,
                         "width": 4, "threads": 1})
-    folder = run_folder(tmp_path_factory.mktemp("runs"), config)
+    folder = RunFolder.of(tmp_path_factory.mktemp("runs"), config)
     run(config, folder, checkpoint_seconds=1e9)
-    return config, folder
+    return config, folder.path
 
 
 # -- results ---------------------------------------------------------------------------------------------------
@@ -112,66 +116,14 @@ def test_a_real_run_goes_through_everything(real_run: tuple[Resolved, Path], tmp
     config, folder = real_run
     result = read_result(folder)
     assert result == read_result(folder / "result.json")
-    assert list_runs(folder.parent) == [folder]
     assert run_labels([result]) == ["er spc 2"]
-    assert summary_rows([result])[0]["A_T"] == f"{result['class_incremental']['A_T']:.1f}"
+    assert summary_rows([result])[0]["A_T"] == f"{result.class_incremental.A_T:.1f}"
     assert text_of(ledger_table(result))[-1] == ["sum", f"{(folder / 'memory.safetensors').stat().st_size:,}"]
     figures.accuracy_curves([result], tmp_path / "curves.png")
     figures.matrix_heatmap(result, tmp_path / "matrix.png")
     figures.bytes_figure([result], tmp_path / "bytes.png")
-    again = configure({}, like=small(result))
-    assert run_folder(tmp_path, again).name == run_folder(tmp_path, config).name
-
-
-def test_missing_and_damaged_results_say_the_way_out(tmp_path: Path) -> None:
-    good = made_up()
-    whole = store(tmp_path / "whole", good)
-    assert read_result(whole) == good
-    with pytest.raises(DataError, match="no such run"):
-        read_result(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"holds no result\.json"):
-        read_result(tmp_path / "empty")
-    (tmp_path / "empty" / "checkpoint.safetensors").touch()
-    with pytest.raises(DataError, match=r"not finished; give its `protocore run` command again"):
-        read_result(tmp_path / "empty")
-
-    text = json.dumps(good)
-    file = tmp_path / "result.json"
-    for damaged in (text[: len(text) // 2], "", b"\xff\xfe\x00"):
-        file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
-        with pytest.raises(DataError, match="damaged, not valid JSON"):
-            read_result(file)
-    for other in ("[1, 2]", "{}", '"text"'):
-        file.write_text(other)
-        with pytest.raises(DataError, match="not the result of a run"):
-            read_result(file)
-    file.write_text(json.dumps(good | {"format": 7}))
-    with pytest.raises(DataError, match="format 7, this protocore reads format 1"):
-        read_result(file)
-    for name in ("settings", "options", "sources", "class_incremental", "seconds", "ledger", "tasks", "bytes_kept"):
-        file.write_text(json.dumps({k: v for k, v in good.items() if k != name}))
-        with pytest.raises(DataError, match=f"damaged, '{name}' is missing; run it again"):
-            read_result(file)
-    for matrix in ([], [[]], [[1, "2"]], "R", [[None]]):
-        file.write_text(json.dumps(good | {"task_incremental": {"R": matrix}}))
-        with pytest.raises(DataError, match="matrix R of 'task_incremental'"):
-            read_result(file)
-
-
-def test_finished_runs_newest_first(tmp_path: Path) -> None:
-    for name, when in (("b", 200), ("a", 300), ("c", 100)):
-        store(tmp_path / name, made_up())
-        os.utime(tmp_path / name / "result.json", (when, when))
-    store(tmp_path / "damaged", {})
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "result.json").write_text(json.dumps(made_up()))
-    assert [p.name for p in list_runs(tmp_path)] == ["a", "b", "c"]
-    assert list_runs(tmp_path / "nowhere") == []
-    assert is_finished(tmp_path / "a")
-    assert not is_finished(tmp_path / "damaged")
-    assert not is_finished(tmp_path / "unfinished")
-    assert not is_finished(tmp_path / "a" / "result.json"), "a file is no run folder"
+    again = configure({}, like=result_of(result.small(), "small"))
+    assert RunFolder.of(tmp_path, again) == RunFolder.of(tmp_path, config)
 
 
 def changed(config: Resolved, name: str) -> Resolved:
@@ -187,22 +139,23 @@ def changed(config: Resolved, name: str) -> Resolved:
 def test_folder_name_follows_every_setting_that_matters() -> None:
     config = configure({"method": "protocore", "benchmark": "digits", "seed": 3})
     root = Path("runs")
-    name = run_folder(root, config).name
+    name = RunFolder.of(root, config).path.name
     assert re.fullmatch(r"protocore-digits-[0-9a-f]{8}-s3", name)
     fields = [f.name for part in (config.settings, config.options) for f in dataclasses.fields(part)]
-    names = {field: run_folder(root, changed(config, field)).name for field in fields}
+    names = {field: RunFolder.of(root, changed(config, field)).path.name for field in fields}
     beside = {"data_root", "strict", "threads", "memory_format"}  # strict: the same data or an error
     assert {field for field in fields if names[field] == name} == beside
     others = [n for field, n in names.items() if field not in beside]
     assert len(set(others)) == len(others), "each change has a folder of its own"
     assert names["seed"] == name.removesuffix("3") + "4", "seeds stand side by side"
     # Where a value came from is no part of what the run is.
-    assert run_folder(root, configure({"method": "protocore", "benchmark": "digits", "seed": 3, "spc": 1})).name == name
+    said = configure({"method": "protocore", "benchmark": "digits", "seed": 3, "spc": 1})
+    assert RunFolder.of(root, said).path.name == name
 
 
 def test_folder_name_is_safe_in_any_file_system() -> None:
     def named(path: str) -> str:
-        return run_folder(Path("runs"), configure({"benchmark": f"folder:{path}"})).name
+        return RunFolder.of(Path("runs"), configure({"benchmark": f"folder:{path}"})).path.name
 
     assert re.fullmatch(r"protocore-folder_.._my_p_ctures_-[0-9a-f]{8}-s0", named("../my pïctures?"))
     assert named("a/b") != named("a_b")
@@ -212,28 +165,28 @@ def test_folder_name_is_safe_in_any_file_system() -> None:
 
 def test_small_keeps_what_tables_need_and_no_path() -> None:
     result = made_up(lr=1.25e-5, data_root="/home/somebody/data")
-    kept = small(result)
+    kept, full = result.small(), result.to_json()
     assert "per_class" not in kept
-    assert kept["class_names"] == result["class_names"]
+    assert kept["class_names"] == result.class_names
     assert "somebody" not in json.dumps(kept)
     assert kept["settings"]["lr"] == 1.25e-5, "settings are not rounded"
-    assert set(kept["settings"]) == set(result["settings"]) - {"data_root"}
-    assert kept["options"] == result["options"]
+    assert set(kept["settings"]) == set(result.settings) - {"data_root"}
+    assert kept["options"] == result.options
     assert kept["sources"] == {"method": "flag", "lr": "flag", "epochs": "benchmark digits",
                                "batch": "benchmark digits", "replay_batch": "benchmark digits",
                                "augment": "benchmark digits", "spc": "method er"}
     assert kept["class_incremental"]["forgetting"] == 18.667
     for name in ("command", "data_digest", "code_version", "machine", "ledger", "seconds", "images_per_second",
                  "peak_memory_bytes", "tasks", "bytes_kept"):
-        assert kept[name] == result[name]
-    assert small(kept) == kept
-    assert summary_rows([kept]) == summary_rows([result])
+        assert kept[name] == full[name]
+    again = result_of(kept, "small")
+    assert again.small() == kept
+    assert summary_rows([again]) == summary_rows([result])
 
-    many = result | {"class_names": [str(i) for i in range(21)]}
-    assert "class_names" not in small(many)
-    assert small(many)["classes"] == 21
-    assert summary_rows([small(many)]) == summary_rows([many])
-    assert result == made_up(lr=1.25e-5, data_root="/home/somebody/data"), "the argument is left as it was"
+    many = dataclasses.replace(result, class_names=[str(i) for i in range(21)], classes=21)
+    assert "class_names" not in many.small()
+    assert many.small()["classes"] == 21
+    assert summary_rows([result_of(many.small(), "small")]) == summary_rows([many])
 
 
 def test_labels_say_what_sets_runs_apart() -> None:
@@ -254,10 +207,10 @@ def test_labels_say_what_sets_runs_apart() -> None:
 
 
 def test_bounds_are_recognised() -> None:
-    assert saw_everything(joint())
-    assert not saw_everything(made_up())
-    assert keeps_nothing(made_up(method="finetune"))
-    assert not keeps_nothing(made_up())
+    assert joint().saw_everything
+    assert not made_up().saw_everything
+    assert made_up(method="finetune").keeps_nothing
+    assert not made_up().keeps_nothing
 
 
 # -- tables ----------------------------------------------------------------------------------------------------
@@ -268,82 +221,98 @@ def test_summary_table_golden() -> None:
                 "task-inc. A_T": "97.5", "kept": "13.3 KB", "a class": "1.7 KB", "learn (s)": "12.3",
                 "memory (s)": "1.5"}
     assert summary_rows([made_up()]) == [expected]
-    lines = text_of(summary_table([made_up(), joint()]))
+    lines = text_of(summary_table([made_up(), joint()], width=200))
     assert lines[0] == ["digits"]
-    assert lines[-2] == list(expected.values())
-    assert lines[-1] == ["joint", "79.0", "–", "–", "–", "97.5", "all data", "–", "7.0", "–"]
+    assert lines[3] == list(expected.values())
+    assert lines[4] == ["joint", "79.0", "–", "–", "–", "97.5", "all data", "–", "7.0", "–"]
 
 
 def test_exemplars_are_counted_by_what_they_are() -> None:
-    def entry(name: str, rows: int) -> dict[str, Any]:
-        return {"name": f"{name}/labels", "bytes": rows, "rows": rows, "shared": False}
+    def with_only(result: Result, *rows: tuple[str, int]) -> Result:
+        entries = [Entry(f"{origin} exemplars/labels", n, n, kind="exemplars", origin=origin) for origin, n in rows]
+        return dataclasses.replace(result, ledger=Ledger(tuple(entries)))
 
-    result = made_up(method="protocore", real=20)
-    result["ledger"] = [entry("synthetic exemplars", 16), entry("real exemplars", 160), entry("prototypes", 8)]
-    assert exemplars_of(result) == {"synthetic": 16, "real": 160}
-    assert exemplar_words(result) == "2 synthetic + 20 real"
-    result["settings"]["codec"] = "webp:10"  # what was a real picture is a compressed one now
-    assert exemplars_of(result) == {"synthetic": 16, "coded": 160}
-    result["ledger"] = [entry("coded exemplars", 4), entry("exemplars", 4)]
-    assert exemplar_words(result) == "1 coded"
+    both = with_only(made_up(method="protocore", real=20), ("synthetic", 16), ("real", 160))
+    assert both.exemplars == {"synthetic": 16, "real": 160}
+    assert exemplar_words(both) == "2 synthetic + 20 real"
+    few, more = with_only(made_up(), ("coded", 8)), with_only(made_up(), ("coded", 24))
+    assert exemplar_words(few) == "1 coded"
+    assert exemplar_words(few, more) == "2 coded", "the mean over runs"
     assert exemplar_words(made_up(method="finetune")) == "–"
-    more = copy.deepcopy(result)
-    more["ledger"] = [entry("exemplars", 24)]
-    assert exemplar_words(result, more) == "2 coded", "the mean over runs"
+
+
+DECODER = Entry("decoder", 1_500_000, 1, shared=True, kind="decoder")
+PREVIOUS = Entry("previous network, during a task", 748_400, 1, shared=True, kind="network")
 
 
 def test_summary_table_shows_shared_bytes_where_there_are_some() -> None:
-    decoder = made_up()
-    decoder["ledger"].append({"name": "decoder", "bytes": 1_500_000, "rows": 1, "shared": True})
+    decoder = with_entries(made_up(), DECODER)
     assert summary_rows([decoder])[0]["kept"] == "13.3 KB"
-    assert summary_table([decoder, made_up()]).caption == "Kept once beside it, for all classes: decoder, 1.5 MB"
-    assert summary_table([made_up()]).caption is None
+    said = str(summary_table([decoder, made_up()]).caption)
+    assert said.startswith("Kept once beside it, for all classes: decoder, 1.5 MB\n")
+    assert "Kept once" not in str(summary_table([made_up()]).caption)
 
 
 def test_what_is_held_during_a_task_is_not_called_kept() -> None:
-    held = made_up(method="lwf")
-    held["ledger"].append({"name": "previous network, during a task", "bytes": 748_400, "rows": 1, "shared": True})
-    assert summary_table([held]).caption == "Held while a task is learned: previous network, 748.4 KB"
-    assert decoder_bytes(held) == 0
-    both = made_up(method="icarl", codec="vqgan:2")
-    both["ledger"] += [{"name": "decoder vqgan:2", "bytes": 163_500, "rows": 1, "shared": True},
-                       {"name": "previous network, during a task", "bytes": 900, "rows": 1, "shared": True}]
-    assert summary_table([both, held]).caption == (
-        "Kept once beside it, for all classes: decoder vqgan:2, 163.5 KB\n"
-        "Held while a task is learned: previous network, 900 B; previous network, 748.4 KB")
-    assert decoder_bytes(both) == 163_500
+    held = with_entries(made_up(method="lwf"), PREVIOUS)
+    assert str(summary_table([held]).caption).startswith("Held while a task is learned: previous network, 748.4 KB\n")
+    assert held.decoder_bytes == 0
+    both = with_entries(made_up(method="icarl", codec="vqgan:2"), dataclasses.replace(DECODER, bytes=163_500),
+                        dataclasses.replace(PREVIOUS, bytes=900))
+    assert str(summary_table([both, held]).caption).startswith(
+        "Kept once beside it, for all classes: decoder, 163.5 KB\n"
+        "Held while a task is learned: previous network, 900 B; previous network, 748.4 KB\n")
+    assert both.decoder_bytes == 163_500
+
+
+def test_every_heading_of_a_summary_is_explained_below_it_at_every_width() -> None:
+    for width in (60, 66, 80, 200):
+        table = summary_table([made_up()], width=width)
+        headings = [str(column.header) for column in table.columns]
+        for heading in headings[1:]:
+            assert f"{heading}:" in str(table.caption)
+        assert {"method", "A_T", "F", "kept"} <= set(headings)
+        lines = printed(table, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert "…" not in "".join(lines)
+
+
+def test_seeds_end_in_their_mean_and_deviation() -> None:
+    lower = [[value - 2 for value in row] for row in R]
+    runs = [made_up(seed=0), made_up(lower, seed=1)]
+    rows = text_of(summary_table(runs, mean=True))
+    assert rows[3][:2] == ["er spc 20, seed 0 (25 real)", "79.0"]
+    assert rows[4][:2] == ["er spc 20, seed 1 (25 real)", "77.0"]
+    assert rows[5] == ["mean of 2 seeds", "78.0 ± 1.4", "92.0 ± 1.4", "81.0 ± 1.4", "18.7 ± 0.0", "97.5 ± 0.0",
+                       "13.3 KB"]
+    assert "…" not in printed(summary_table(runs, mean=True), 80)
 
 
 @pytest.mark.parametrize("shared", [0, 487_264])
 def test_summary_table_fits_a_terminal_and_takes_brackets_as_they_are(shared: int) -> None:
     result = made_up(benchmark="folder:[red]x[/red]", method="protocore", real=20,
                      codec="vqgan:weights-of-my-own-pictures.safetensors:2")
-    result["seconds"] = {"learn": 12345.6, "condense": 1234.5}
+    result = dataclasses.replace(result, seconds={"learn": 12345.6, "condense": 1234.5})
     if shared:
-        result["ledger"].append({"name": "decoder", "bytes": shared, "rows": 1, "shared": True})
-    console = Console(width=80, file=io.StringIO())
-    console.print(summary_table([result]))
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "folder:[red]x[/red]" in printed
-    assert "…" not in printed
-    for cell in ("protocore", "20+1", "79.0", "93.0", "82.0", "18.7", "97.5", "13.3 KB", "1.7 KB",
+        result = with_entries(result, dataclasses.replace(DECODER, bytes=shared))
+    text = printed(summary_table([result]), 80)
+    assert "folder:[red]x[/red]" in text
+    assert "…" not in text
+    for cell in ("protocore", "20+1", "79.0", "93.0", "82.0", "18.7", "97.5", "13.3 KB",
                  "12,346", "1,234", *(["487.3 KB"] if shared else [])):
-        assert cell in printed
+        assert cell in text
 
 
 def test_ledger_table_sums_without_the_shared_rows() -> None:
-    result = made_up()
-    result["ledger"].append({"name": "decoder", "bytes": 1_500_000, "rows": 1, "shared": True})
-    lines = text_of(ledger_table(result))
+    lines = text_of(ledger_table(with_entries(made_up(), DECODER)))
     assert ["exemplars/bytes", "200", "12,800"] in lines
     assert ["sum", "13,256"] in lines
     assert lines[-1] == ["shared: decoder", "1", "1,500,000"]
 
 
 def test_ledger_table_counts_exemplars_of_differing_size() -> None:
-    result = made_up(codec="webp")
-    result["ledger"][0] |= {"name": "coded exemplars/bytes", "rows": 12800}
-    result["ledger"].insert(1, {"name": "coded exemplars/lengths", "bytes": 400, "rows": 200, "shared": False})
+    result = dataclasses.replace(made_up(codec="webp"), ledger=Ledger((
+        Entry("coded exemplars/bytes", 12_800, 12_800), Entry("coded exemplars/lengths", 400, 200))))
     lines = text_of(ledger_table(result))
     assert ["coded exemplars/bytes", "200", "12,800"] in lines
     assert ["coded exemplars/lengths", "200", "400"] in lines
@@ -368,7 +337,7 @@ def test_config_table() -> None:
         ["--method", "er", "flag"], ["--augment", "crop1", "benchmark digits"], ["--spc", "20", "method er"],
         ["--lr", "0.01", "flag"], ["--epochs", "20", "benchmark digits"], ["--batch", "32", "benchmark digits"],
         ["--replay-batch", "32", "benchmark digits"], ["--draw", "balanced", "flag"]]
-    everything = text_of(config_table(small(result), all=True))[2:]
+    everything = text_of(config_table(result_of(result.small(), "small"), all=True))[2:]
     assert ["--online", "false", "default"] in everything
     assert ["--steps", "none", "default"] in everything
 
@@ -480,8 +449,8 @@ def test_memories_figure(tmp_path: Path) -> None:
 
 
 def test_bytes_figure(tmp_path: Path) -> None:
-    small_one = made_up(spc=1) | {"bytes_kept": 938}
-    other = made_up(method="protocore") | {"bytes_kept": 6_200_000}
+    small_one = keeping(made_up(spc=1), 938)
+    other = keeping(made_up(method="protocore"), 6_200_000)
     runs = [made_up(method="finetune"), joint(), small_one, made_up(), other]
     figures.bytes_figure(runs, tmp_path / "bytes.png")
     pixels = picture(tmp_path / "bytes.png")
@@ -499,7 +468,7 @@ def test_exemplar_grid_shows_every_pixel_as_a_square(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(60) % 2
     names = ["zero", "one"]
-    figures.exemplar_grid(images, labels, names, tmp_path / "grid.png", "digits")
+    grids.exemplar_grid(images, labels, names, tmp_path / "grid.png", "digits")
     pixels = picture(tmp_path / "grid.png")
     scale, gap = 9, 6
     for row in range(2):
@@ -516,13 +485,13 @@ def test_exemplar_grid_of_colours_and_many_classes(tmp_path: Path) -> None:
     images = np.zeros((50, 3, 32, 32), np.uint8)
     images[:, 0] = np.arange(50)[:, None, None] + 100
     names = [f"class {i}" for i in range(100)]
-    figures.exemplar_grid(images, np.arange(50) * 2, names, tmp_path / "grid.png", "fifty classes")
+    grids.exemplar_grid(images, np.arange(50) * 2, names, tmp_path / "grid.png", "fifty classes")
     pixels = picture(tmp_path / "grid.png")
     assert {(100 + i, 0, 0) for i in range(50)} <= colours(pixels)
     assert 1.0 < pixels.shape[1] / pixels.shape[0] < 2.5, "blocks side by side, not one tall column"
     large = np.zeros((2, 3, 224, 224), np.uint8)
     large[:, 0] = 200
-    figures.exemplar_grid(large, np.array([0, 0]), ["$x_long" * 10], tmp_path / "large.png", "")
+    grids.exemplar_grid(large, np.array([0, 0]), ["$x_long" * 10], tmp_path / "large.png", "")
     pixels = picture(tmp_path / "large.png")
     assert pixels.shape[1] < 800
     assert (pixels == (200, 0, 0)).all(2).sum() == 2 * 112 * 112
@@ -537,35 +506,70 @@ def test_pictures_say_how_much_of_all_they_show(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Figure, "text", lambda f, x, y, s, **k: said.append(s) or plain_text(f, x, y, s, **k))
     monkeypatch.setattr(Axes, "set_title", lambda a, s, **k: said.append(s) or plain_title(a, s, **k))
     images = np.zeros((60, 1, 8, 8), np.uint8)
-    figures.exemplar_grid(images, np.arange(60) % 2, ["a", "b"], tmp_path / "part.png", "two classes")
+    grids.exemplar_grid(images, np.arange(60) % 2, ["a", "b"], tmp_path / "part.png", "two classes")
     assert said[-2:] == ["two classes", "first 20 of 30 exemplars of each class"]
-    figures.exemplar_grid(images[:51], np.repeat([0, 1], [30, 21]), ["a", "b"], tmp_path / "part.png", "")
+    grids.exemplar_grid(images[:51], np.repeat([0, 1], [30, 21]), ["a", "b"], tmp_path / "part.png", "")
     assert said[-1] == "first 20 of up to 30 exemplars of each class"
-    figures.exemplar_grid(images[:40], np.arange(40) % 2, ["a", "b"], tmp_path / "all.png", "two classes")
+    grids.exemplar_grid(images[:40], np.arange(40) % 2, ["a", "b"], tmp_path / "all.png", "two classes")
     assert said[-1] == "two classes"
     draw = np.random.default_rng(0).normal
     records = {"real": draw(size=(120, 4)), "real labels": np.arange(120) % 12, "labels": np.arange(36) % 12,
                "steps": draw(size=(3, 36, 4))}
-    figures.condensation_figure(records, tmp_path / "ways.png", [f"class {i}" for i in range(12)])
-    assert said[-1].endswith("\nfirst 10 of 12 classes, first 2 of 3 exemplars a class")
+    condensation_figure(records, tmp_path / "ways.png", [f"class {i}" for i in range(12)])
+    assert "first 7 of 12 classes" in said
+
+
+def test_a_condensation_is_drawn_whatever_there_is_of_it(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0).normal
+    for name, real, of, steps in (("many", 120, 36, 3), ("one", 1, 1, 1), ("few", 5, 2, 20)):
+        labels = np.arange(real) % 12
+        records = {"real": draw(size=(real, 4)), "real labels": labels, "labels": np.arange(of) % min(real, 12),
+                   "steps": draw(size=(steps, of, 4)), "targets": draw(size=(of, 4))}
+        condensation_figure(records, tmp_path / f"{name}.png", [f"class {i}" for i in range(12)])
+        pixels = picture(tmp_path / f"{name}.png")
+        assert pixels.shape == (960, 1920, 3)
+        assert {rgb(figures.COLOURS[0]), rgb(figures.INK)} <= colours(pixels)
+
+
+def test_no_letter_of_any_script_is_a_box(tmp_path: Path) -> None:
+    names = ["猫と犬", "😀👍🏽", "קפה", "한국어", "\ue000\u200d", "naïve", "a\u0301"]
+    images, labels = np.zeros((7, 1, 8, 8), np.uint8), np.arange(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib: "Glyph 29483 missing from font"
+        grids.exemplar_grid(images, labels, names, tmp_path / "grid.png", "\n".join(names))
+        grids.pairs_grid([(n, [(i, i)]) for n, i in zip(names, images, strict=True)], tmp_path / "pairs.png", names[0])
+        result = made_up(benchmark=f"folder:{names[0]}")
+        figures.accuracy_curves([result, made_up(benchmark=f"folder:{names[1]}")], tmp_path / "curves.png")
+        figures.matrix_heatmap(result, tmp_path / "matrix.png")
+        figures.bytes_figure([result, made_up(benchmark=f"folder:{names[3]}")], tmp_path / "bytes.png")
+        records = {"real": np.eye(7), "real labels": labels, "labels": labels, "steps": np.eye(7)[None]}
+        condensation_figure(records, tmp_path / "ways.png", names)
+
+
+def test_letters_that_no_font_has_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "_font_of", lambda letter: "DejaVu Sans" if letter.isascii() else None)
+    assert drawable("cat 猫\u200d😀") == r"cat \u732b(grinning face)"
+    monkeypatch.setattr(fonts, "_font_of", lambda letter: "Others" if letter == "猫" else "DejaVu Sans")
+    assert drawable("cat 猫") == "cat 猫"
+    assert fonts_for(["cat", "猫"]) == ["DejaVu Sans", "Others"]
 
 
 @pytest.mark.parametrize(("classes", "pairs"), [(4, 3), (100, 4)])
 def test_pairs_fill_the_width_whatever_the_title(tmp_path: Path, classes: int, pairs: int) -> None:
     pair = np.zeros((1, 8, 8), np.uint8), np.zeros((1, 8, 8), np.uint8)
     rows = [(f"{i}: 50 / 100 %", [pair] * pairs) for i in range(classes)]
-    figures.pairs_grid(rows, tmp_path / "pairs.png", "a title " * 20, "and a note " * 20)
+    grids.pairs_grid(rows, tmp_path / "pairs.png", "a title " * 20, "and a note " * 20)
     dark = (picture(tmp_path / "pairs.png") == 0).all(2).mean(0) > 0.2  # columns of pictures, not of letters
     assert dark.nonzero()[0].max() > 0.94 * len(dark)
     with pytest.raises(UserError, match="no pictures"):
-        figures.pairs_grid([], tmp_path / "none.png", "")
+        grids.pairs_grid([], tmp_path / "none.png", "")
 
 
 def test_exemplar_grid_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="empty"):
-        figures.exemplar_grid(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0), [], tmp_path / "x.png", "")
+        grids.exemplar_grid(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0), [], tmp_path / "x.png", "")
     with pytest.raises(UserError, match="uint8"):
-        figures.exemplar_grid(torch.zeros(2, 1, 8, 8), torch.zeros(2), ["a"], tmp_path / "x.png", "")
+        grids.exemplar_grid(torch.zeros(2, 1, 8, 8), torch.zeros(2), ["a"], tmp_path / "x.png", "")
     assert not (tmp_path / "x.png").exists()
 
 
@@ -621,9 +625,9 @@ def test_an_exemplar_that_is_a_late_training_picture_is_no_distance_away(
             Image.fromarray(chance.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{i:03}.png")
     flags = {"method": "er", "benchmark": f"folder:{tmp_path / 'data'}", "classes_per_task": 2, "spc": 250, "steps": 8,
              "batch": 64, "width": 4, "threads": 1}
-    run(configure(flags), tmp_path / "run")
+    run(configure(flags), RunFolder(tmp_path / "run"))
     drawn: list[Any] = []
-    monkeypatch.setattr(figures, "pairs_grid", lambda *parts: drawn.extend(parts))
+    monkeypatch.setattr(grids, "pairs_grid", lambda *parts: drawn.extend(parts))
     report = health.health(tmp_path / "run", steps=1)
     row, few = report["classes"]
     assert row["exemplars"] > 200
@@ -643,7 +647,7 @@ def test_the_centre_of_a_class_is_made_of_what_the_method_sees(tmp_path: Path) -
     flags = {"method": "er", "benchmark": "digits", "spc": 2, "steps": 1, "images_per_class": 5, "tasks": 1, "width": 4,
              "threads": 1, "codec": "vqgan:1"}
     for space in ("codec", "raw"):
-        run(configure(flags | {"replay_space": space}), tmp_path / space)
+        run(configure(flags | {"replay_space": space}), RunFolder(tmp_path / space))
         learner, stream = health.reopened(tmp_path / space)
         everything, coded = stream.everything(), stream.everything()
         coded.code(learner.through_codec)
@@ -702,9 +706,9 @@ def test_the_bytes_beside_an_accuracy_are_those_of_its_runs(documents: Any, tmp_
     folder.mkdir(parents=True)
     kept = {"codec-s0": 89_000, "mix-s0": 90_000, "mix-s1": 91_000, "mix-s2": 95_000, "raw-s0": 99_000}
     for name, size in kept.items():
-        result = made_up(budget="100KB", codec="webp:10") | {"bytes_kept": size}
-        (folder / f"er-webp-1KB-{name}.json").write_text(json.dumps(result))
-    (folder / "er-pixels-1KB-s0.json").write_text(json.dumps(made_up(budget="100KB") | {"bytes_kept": 50_000}))
+        result = keeping(made_up(budget="100KB", codec="webp:10"), size)
+        (folder / f"er-webp-1KB-{name}.json").write_text(json.dumps(result.to_json()))
+    (folder / "er-pixels-1KB-s0.json").write_text(json.dumps(keeping(made_up(budget="100KB"), 50_000).to_json()))
     heading, _, pixels, webp = cells(documents.codec_runs_table("codecs"))
     assert dict(zip(heading, webp, strict=True)) == {
         "room a class": "12.5 KB", "memory": "er, webp", "codec": "`webp:10`", "exemplars a class": "25 coded",
