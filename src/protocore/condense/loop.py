@@ -1,4 +1,4 @@
-"""Optimising latents through the decoder so that their features match: all classes and exemplars at once."""
+"""Optimising latents through the codec so that their features match: all classes and exemplars at once."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Start, g
 
     Quantising is straight-through, so what is optimised is what will be stored. `perturb` draws an image
     transform of F at every step; `maps` looks at several layers (used where `weights.layers` is set). Through a
-    decoder without gradients nothing can be optimised: the start is what is stored. So it is where the steps have
+    codec without gradients nothing can be optimised: the start is what is stored. So it is where the steps have
     made nothing better.
     """
     def look(images: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,6 @@ from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
 
 STARTS = ("auto", "random", "mean", "nearest")
-ORIGINS = ("auto", "coded", "synthetic")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ Shaped = tuple[torch.dtype, tuple[int, ...]]
 Plan = dict[str, Shaped]
 
 # As safetensors writes them, one behind the other in the file: wide types first.
-_TYPES = {torch.int64: "I64", torch.float32: "F32", torch.int32: "I32", torch.float16: "F16", torch.uint16: "U16",
-          torch.int8: "I8", torch.uint8: "U8"}
+_TYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.float16: "F16",
+          torch.uint16: "U16", torch.int8: "I8", torch.uint8: "U8"}
 _ORDER = list(_TYPES)
 
 

@@ -1,4 +1,4 @@
-"""Exemplars as the bytes of a decoder, with a decoded working copy for replay."""
+"""Exemplars as the bytes of a codec, with a decoded working copy for replay."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ExemplarStore(Kept):
         self._images = torch.empty(0, *codec.image_shape, dtype=torch.uint8)
         self._labels = torch.empty(0, dtype=torch.int64)
         self._columns: dict[str, Tensor] = {}
-        self._stored: list[bytes] = []  # empty for a lossless decoder, whose bytes are the images themselves
+        self._stored: list[bytes] = []  # empty for a lossless codec, whose bytes are the images themselves
         self._length = 0
         self._order: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
@@ -114,7 +114,7 @@ class ExemplarStore(Kept):
 
     @torch.no_grad()
     def put_stored(self, slots: Tensor, stored: list[bytes], labels: Tensor, **columns: Tensor) -> None:
-        """Write what the decoder made of pictures; what replay sees afterwards is decoded from these bytes."""
+        """Write what the codec made of pictures; what replay sees afterwards is decoded from these bytes."""
         images = self.codings.images(stored)
         self._write(slots, images, labels.cpu(), None if self.codec.lossless else stored, columns)
 
@@ -148,6 +148,12 @@ class ExemplarStore(Kept):
             for slot, data in zip(slots.tolist(), stored, strict=True):
                 self._stored[slot] = data
         self._length, self._order = end, None
+
+    def complete(self, name: str, values: Tensor) -> None:
+        """Fill a column with these values, a row each, wherever it has none so far (NaN, or an end that came since)."""
+        self._columns[name] = _widened(self._columns[name], values)
+        mine = self.column(name)
+        mine.copy_(torch.where(mine.isnan(), values, mine))
 
     def keep(self, slots: Tensor) -> None:
         """Keep these exemplars in this order and drop the others."""

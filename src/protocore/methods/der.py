@@ -82,9 +82,7 @@ class DER(ReplayMethod):
         store, show = self.memory.store, self.tools.on_device
         with self.evaluating():
             logits = torch.cat([self.net(show(to_float(part))).cpu() for part in store.images.split(256)])
-        stored = padded(store.column("logits"), logits.shape[1])
-        filled = torch.where(stored.isnan(), self.rounded(logits), stored)
-        store.load(store.tensors() | {f"{store.name}/logits": filled})
+        store.complete("logits", self.rounded(logits))
 
     def rounded(self, logits: Tensor) -> Tensor:
         """Logits as they are stored."""

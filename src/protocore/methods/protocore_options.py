@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protocore.codecs.base import Codec
 from protocore.condense.loop import Weights
-from protocore.condense.store import ORIGINS, STARTS, Recipe, start_for
+from protocore.condense.store import STARTS, Recipe, start_for
 from protocore.config import Options, flag, option
 from protocore.errors import UserError
 
@@ -38,7 +38,7 @@ class ProtoCoreOptions(Options):
     real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)", least=0)
     exemplars: str = option("auto", "coded ones start at a real picture and are compressed real pictures; synthetic "
                             "ones start at random codes or a mean (auto: what --start says, else coded)",
-                            choices=ORIGINS)
+                            choices=("auto", "coded", "synthetic"))
     start: str = option("auto", "where z starts: random codes, the mean latent of the centre's samples, or the sample "
                         "nearest to the centre (auto: nearest if coded, mean if synthetic)", choices=STARTS)
     blend: int = option(5, "real samples that a synthetic exemplar stands for, at least: a class of n samples has at "

@@ -31,7 +31,7 @@ class Attribute(Kept):
         if isinstance(value, dict):
             return {f"{self.name}/{key}": part.detach().cpu() for key, part in value.items()}
         stored = _stored(value)
-        nothing = isinstance(value, int) and not value
+        nothing = isinstance(value, int | float) and not value
         unknown = stored.numel() == 1 and bool(stored.isnan())
         return {} if nothing or unknown or not stored.numel() else {self.name: stored}
 
@@ -55,9 +55,9 @@ class Attribute(Kept):
 
 
 def _stored(value: Any) -> Tensor:
-    """Whole numbers of a tensor in the narrowest type, a single one in four bytes."""
+    """Whole numbers of a tensor in the narrowest type, a single one in four bytes, a float as exact as it is."""
     if isinstance(value, Tensor):
         return narrowest(value.detach().cpu()).clone()
     if isinstance(value, list):
         return torch.tensor(value, dtype=torch.int64)
-    return torch.tensor([value], dtype=torch.int32 if isinstance(value, int) else torch.float32)
+    return torch.tensor([value], dtype=torch.int32 if isinstance(value, int) else torch.float64)
