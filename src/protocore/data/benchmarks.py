@@ -95,5 +95,5 @@ def _read(settings: Settings, benchmark: Benchmark) -> Pair:
     height, width = train.images.shape[1:]
     if wish is not None and not benchmark.scaled and (height, width) != (wish, wish):
         raise UserError(f"--image-size {wish}: the pictures of {settings.benchmark} are {height} x {width} and are "
-                        f"not scaled; leave the flag out")
+                        "not scaled; leave it out")
     return train, test
