@@ -28,7 +28,8 @@ def test_a_decoder_is_trained_and_named(tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "deep" / "mine.safetensors"
     assert main([*TRAIN, "--steps", "3", "--codes", "16", "--code-dim", "8", "--width", "8", "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "dB" in told
+    assert "bytes an exemplar (1 stage): " in told
+    assert "bytes an exemplar (2 stages): " in told
     assert sorted(p.name for p in out.parent.iterdir()) == ["mine.json", "mine.png", "mine.safetensors"]
     assert out.with_suffix(".png").stat().st_size > 0
     assert json.loads(out.with_suffix(".json").read_text())["steps"] == 3

@@ -140,7 +140,7 @@ def test_a_run_within_a_budget_ends_in_a_pack_that_verifies(method: str, tmp_pat
     flags = {"benchmark": "digits", "images_per_class": 30, "epochs": 1, "tasks": 2, "threads": 1, "width": 8,
              "method": method, "codec": "vqgan:4,entropy", "budget": 2500}
     result = run(configure(flags), tmp_path)
-    assert (tmp_path / "memory.safetensors").stat().st_size == result["bytes_kept"] <= 2500
+    assert (tmp_path / "memory.safetensors").stat().st_size == result.bytes_kept <= 2500
     pack = read_pack(tmp_path / "memory.pack")
     assert {group.codec for group in pack.info.groups.values()} == {"vqgan:4,entropy"}
     assert main(["pack", "verify", str(tmp_path / "memory.pack")]) == 0

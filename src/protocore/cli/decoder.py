@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from protocore.config import plural
 from protocore.errors import UserError
 
 _HELD_OUT = 1000  # test pictures that are measured
@@ -80,8 +81,8 @@ def _train_decoder(arguments: argparse.Namespace) -> int:
                                progress=progress, out=arguments.out)
     for point in report["held_out"]:
         used = ", ".join(f"{100 * share:.0f} %" for share in point["codes_used"])
-        print(f"{point['exemplar_bytes']} bytes an exemplar ({point['stages']} stages): {point['psnr']:.2f} dB on "
-              f"{point['pictures']} held-out pictures; codes used {used}")
+        print(f"{point['exemplar_bytes']} bytes an exemplar ({plural(point['stages'], 'stage')}): "
+              f"{point['psnr']:.2f} dB on {point['pictures']} held-out pictures; codes used {used}")
     print(f"{arguments.out}\n{arguments.out.with_suffix('.png')}")
     return 0
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from protocore.codecs.vqgan.codec import VQGANCodec
 from protocore.codecs.vqgan.measuring import Pictures, psnr, shape_of
 from protocore.codecs.vqgan.network import VQGAN
+from protocore.config import plural
 
 _LEAST, _MOST = 96, 256  # pixels of a tile's longer side: small pictures are enlarged, large ones reduced
 _PAGE = 1100  # pixels that a row of tiles may take
@@ -32,7 +33,7 @@ def reconstructions(model: VQGAN, pictures: Pictures, measured: Sequence[Mapping
     images = torch.from_numpy(shown).float() / 255
     rows = [(images, "original", f"{shown[0].size:,} bytes", False)]
     for point in measured:
-        rows.append((_decoded(model, images, point["stages"]), _count(point["stages"]),
+        rows.append((_decoded(model, images, point["stages"]), plural(point["stages"], "stage"),
                      f"{point['exemplar_bytes']:,} bytes,  {point['psnr']:.1f} dB", True))
     words, small, tiny = (ImageFont.load_default(size) for size in (_WORDS, _SMALL, _TINY))
     left = _EDGE + 2 * _GAP + int(max(max(words.getlength(name), small.getlength(told)) for _, name, told, _ in rows))
@@ -75,7 +76,3 @@ def _tile(picture: Tensor, size: tuple[int, int]) -> Image.Image:
     pixels = (picture * 255).round().byte().expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
     enlarged = size[0] >= picture.shape[2]
     return Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS)
-
-
-def _count(stages: int) -> str:
-    return f"{stages} stage{'s' if stages > 1 else ''}"
