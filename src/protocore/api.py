@@ -14,7 +14,7 @@ from protocore.runs.configure import configure
 from protocore.runs.folder import RunFolder
 from protocore.runs.job import learner_for, stored
 from protocore.runs.job import run as run_config
-from protocore.runs.reporters import Quiet, RunProgress
+from protocore.runs.reporters import RunProgress
 from protocore.runs.result import Result
 
 __all__ = ["Learner", "Method", "Result", "Stream", "Task", "learner", "register", "run", "stream"]
@@ -33,9 +33,9 @@ def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool =
         if not again and (result := stored(config, folder)):
             return result
         if quiet:
-            return run_config(config, folder, reporter=Quiet(), restart=again)
+            return run_config(config, folder, restart=again)
         with RunProgress(f"{method} on {benchmark}") as reporter:
-            return run_config(config, folder, reporter=reporter, restart=again)
+            return run_config(config, folder, reporters=[reporter], restart=again)
 
 
 def stream(benchmark: str, **settings: Any) -> Stream:

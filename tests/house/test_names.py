@@ -40,7 +40,7 @@ def test_a_learner_takes_the_names_of_a_folders_classes_from_its_tasks(tmp_path:
 
 def test_names_of_ones_own_arrays() -> None:
     images = np.zeros((4, 1, 8, 8), np.uint8)
-    learner = protocore.learner("finetune", (1, 8, 8), **SMALL)
+    learner = protocore.Learner("finetune", (1, 8, 8), **SMALL)
     learner.learn(Task.from_arrays(images, [0, 0, 1, 1], class_names=["cat", "dog"]))
     assert learner.classes_ == ["cat", "dog"]
     with pytest.raises(UserError, match="label 2 has no name: class_names holds 1 name"):

@@ -14,13 +14,34 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def examples(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_python_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten lines for an empty script: two classes by name, saved, loaded, a third one, names predicted."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = examples("README.md")
+    assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
     exec(compile(code, "README.md", "exec"), {})
-    lines = capsys.readouterr().out.splitlines()
-    kept = [int(line.split()[0]) for line in lines[:5]]
-    assert 0 < max(kept) <= 16_000
-    assert len(eval(lines[5])) == 5
+    said = capsys.readouterr().out
+    assert said.startswith("['park', 'stop', 'go'] ['stop' 'park' 'go'] Learner('protocore'")
+    kept = int(re.findall(r"([\d,]+) bytes kept", said)[0].replace(",", ""))
+    assert 0 < kept <= 64_000
+
+
+def test_the_page_about_python_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    codes = examples("docs/python.md")
+    assert len(codes) == 3
+    for code in codes:
+        exec(compile(code, "docs/python.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+ bytes", said[0])
+    assert said[1].startswith("['0', '1', '2', '3'] [")
+    assert said[2].endswith("protocore run er digits --tasks 2 --images-per-class 20 --spc 5 --epochs 2")
 
 
 def test_tables_in_the_docs_are_generated_and_not_empty() -> None:

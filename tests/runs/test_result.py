@@ -265,5 +265,5 @@ def test_going_on_with_other_threads_is_said(tmp_path):
     with pytest.raises(Interrupted):
         run(config, folder, stop=lambda: bool(asked.append(1)) or len(asked) == 7)
     notes = Notes()
-    run(configure(SMALL | {"steps": 5, "threads": 2}), folder, reporter=notes)
+    run(configure(SMALL | {"steps": 5, "threads": 2}), folder, reporters=[notes])
     assert any("began with 1 thread and goes on with 2" in note for note in notes.said)

@@ -98,7 +98,7 @@ class Tell(Quiet):
         if sys.argv[3] == "to be killed" and index == 3:
             time.sleep(100)
 
-run(configure(json.loads(sys.argv[1])), Path(sys.argv[2]), reporter=Tell(), checkpoint_seconds=0)
+run(configure(json.loads(sys.argv[1])), Path(sys.argv[2]), reporters=[Tell()], checkpoint_seconds=0)
 """
 
 
@@ -161,7 +161,7 @@ def child(flags: dict, folder: Path, fate: str) -> subprocess.Popen:
 def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path):
     flags = flags_of(name)
     whole = Count()
-    run(configure(flags), tmp_path / "whole", reporter=whole)
+    run(configure(flags), tmp_path / "whole", reporters=[whole])
     chance = random.Random(os.urandom(8))  # a failure at any moment is a failure
     die_after = chance.randint(whole.steps // 5, 7 * whole.steps // 10)
 
@@ -184,7 +184,7 @@ def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path):
         assert again.returncode == 0
     else:
         rest = Count()
-        run(configure(flags), folder, reporter=rest)
+        run(configure(flags), folder, reporters=[rest])
         redone = rest.steps
     # It went on from the last checkpoint: no more than the step that was under way is done twice.
     assert redone <= whole.steps - die_after + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from protocore.methods import method_named
 from protocore.runs.configure import command_of
 from protocore.runs.folder import RunFolder, differences
 from protocore.runs.notes import notes_after, notes_before
-from protocore.runs.reporters import Quiet, Reporter
+from protocore.runs.reporters import Reporter, Together
 from protocore.runs.result import Result, Scores
 from protocore.schema import Fields
 from protocore.version import __version__
@@ -91,7 +91,7 @@ def stored(config: Resolved, folder: RunFolder) -> Result | None:
     return result
 
 
-def run(config: Resolved, folder: RunFolder | Path, *, reporter: Reporter | None = None, checkpoint_seconds: float = 30,
+def run(config: Resolved, folder: RunFolder | Path, *, reporters: Sequence[Reporter] = (), checkpoint_seconds: float = 30,
         restart: bool = False, stop: Callable[[], bool] | None = None,
         finished: Callable[[Learner, Result], None] | None = None) -> Result:
     """Learn the whole stream, or go on where the folder's checkpoint left off. Returns what is in result.json.
@@ -108,7 +108,7 @@ def run(config: Resolved, folder: RunFolder | Path, *, reporter: Reporter | None
         folder.tidy()
         if restart:
             folder.checkpoint.unlink(missing_ok=True)
-        return _run(config, folder, reporter or Quiet(), checkpoint_seconds, stop, finished)
+        return _run(config, folder, Together(reporters), checkpoint_seconds, stop, finished)
 
 
 def _run(config: Resolved, folder: RunFolder, reporter: Reporter, every: float, stop: Callable[[], bool] | None,
@@ -193,8 +193,7 @@ class _Job:
             index = self.progress.position
             task = task or self.stream.open(index)
             self.reporter.task(index, len(self.stream), len(task.classes))
-            self.learner.learn(task, class_names=self.stream.class_names, progress=self.reporter.inner,
-                               on_step=self.on_step, start=self.progress.step)
+            self.learner.learn(task, progress=self.reporter.inner, on_step=self.on_step, start=self.progress.step)
             task, self.progress.step, self.progress.position = None, 0, index + 1
             self.measure(index + 1)
             if self.progress.position < len(self.stream):
@@ -224,8 +223,8 @@ class _Job:
                     self.learner.net.train()
                 self.on_step(done, of, loss)
 
-            self.learner.learn_window(task, class_names=self.stream.class_names, progress=self.reporter.inner,
-                                      on_step=on_step, start=self.progress.step)
+            self.learner.learn_window(task, progress=self.reporter.inner, on_step=on_step,
+                                      start=self.progress.step)
             task, self.progress.step, self.progress.position = None, 0, start + size
             # A method that no longer trains takes no steps: its rows are due all the same.
             while (row := len(self.progress.class_il)) < len(ends) - 1 and self.progress.position >= ends[row]:
@@ -242,7 +241,7 @@ class _Job:
                             lambda task: plan_for(task, self.learner.settings, 0).steps)
         task = task or self.stream.everything()
         self.reporter.task(0, 1, len(task.classes))
-        self.learner.learn(task, class_names=self.stream.class_names, on_step=self.on_step, start=self.progress.step)
+        self.learner.learn(task, on_step=self.on_step, start=self.progress.step)
         self.measure(len(self.stream))
 
     def _reopen(self, last: int, open_task: Callable[[int], Task], steps: Callable[[Task], int]) -> Task | None:

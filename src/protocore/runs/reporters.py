@@ -39,6 +39,37 @@ class Quiet:
     def note(self, text: str) -> None: ...
 
 
+class Together:
+    """Tells each of several, in order: a console, a file of lines, a tracker."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self.reporters = list(reporters)
+
+    def data(self, notes: Sequence[str]) -> None:
+        for one in self.reporters:
+            one.data(notes)
+
+    def task(self, index: int, of: int, classes: int) -> None:
+        for one in self.reporters:
+            one.task(index, of, classes)
+
+    def step(self, done: int, of: int, loss: SupportsFloat) -> None:
+        for one in self.reporters:
+            one.step(done, of, loss)
+
+    def inner(self, what: str, done: int, of: int) -> None:
+        for one in self.reporters:
+            one.inner(what, done, of)
+
+    def row(self, index: int, row: Row, kept: int) -> None:
+        for one in self.reporters:
+            one.row(index, row, kept)
+
+    def note(self, text: str) -> None:
+        for one in self.reporters:
+            one.note(text)
+
+
 class RunProgress:
     """A bar with the current loss and the time left, and a line for every task that is learned.
 
