@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from protocore.config import format_bytes
 from protocore.methods import METHODS
 from protocore.runs.folder import BESIDE_THE_POINT
-from protocore.runs.result import Result
 
 OF_EXEMPLARS = ("spc", "capacity", "budget", "codec")  # they mean nothing to a method that keeps none
 
 
-def run_labels(results: Sequence[Result]) -> list[str]:
-    """A short name for each run: method, size, and whatever else sets it apart from runs named alike."""
+class Configured(Protocol):
+    """A run whose settings are known, finished or not."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def sources(self) -> Mapping[str, str]: ...
+
+
+def run_labels(results: Sequence[Configured], *, benchmarks: bool = False) -> list[str]:
+    """A short name for each run: method, size, and whatever else sets it apart from runs named alike.
+
+    The benchmark is named where there are several, or `benchmarks` asks for it.
+    """
     values = [{**r.settings, **r.options} for r in results]
-    mixed = len({v["benchmark"] for v in values}) > 1
+    mixed = benchmarks or len({v["benchmark"] for v in values}) > 1
     names = [_method_and_size(v) + (f" on {v['benchmark']}" if mixed else "") for v in values]
     labels = []
     for name, own, result in zip(names, values, results, strict=True):

@@ -83,13 +83,16 @@ def exemplar_words(*results: Result) -> str:
 
 
 def summary_table(results: list[Result], *, mean: bool = False, width: int = 80) -> Table:
-    """Runs side by side, as many columns as so many characters hold; `mean` adds that of the runs, with its deviation.
+    """Runs side by side, as many columns as so many characters hold. What the headings mean is said below.
 
-    Seconds of learning stand apart from those of condensing or selecting. What the headings mean is said below.
+    `mean`: they are runs of one kind with several seeds, whose mean and deviation end the table. Seconds of learning
+    stand apart from those of condensing or selecting.
     """
-    table = _table(", ".join(dict.fromkeys(r.benchmark for r in results)))
+    table = new_table(", ".join(dict.fromkeys(r.benchmark for r in results)))
     rows = summary_rows(results)
-    if mean:
+    if mean and results:
+        table.title = escape(f"{results[0].benchmark}: {run_labels(results[:1])[0]} ({exemplar_words(*results)})")
+        rows = [row | {"method": f"seed {r.settings['seed']}"} for row, r in zip(rows, results, strict=True)]
         rows.append(_mean_row(results))
     names = [name for name in (rows[0] if rows else ("method", "A_T"))
              if width >= SHOWN_FROM.get(HEADINGS.get(name, name), 0) and not (mean and name in _NOT_OF_SEEDS)]
@@ -133,7 +136,7 @@ def _sizes(what: str, entries: list[Entry]) -> str:
 
 def ledger_table(result: Result) -> Table:
     """Every byte that is kept, by name, with its sum; what is shared by all classes stands below it."""
-    table = _table("What is kept")
+    table = new_table("What is kept")
     table.add_column("name")
     table.add_column("rows", justify="right")
     table.add_column("bytes", justify="right")
@@ -159,7 +162,7 @@ def ledger_table(result: Result) -> Table:
 
 def health_table(report: dict[str, Any]) -> Table:
     """A row a class and the mean of each origin, in the units of health.json (shares in percent)."""
-    table = _table("Health of the exemplars")
+    table = new_table("Health of the exemplars")
     table.caption, table.caption_justify = HEALTH_LEGEND, "left"
     table.add_column("class")
     for heading in ("origin", "num-\nber", "to pro-\ntotype", "present\nnet", "fresh\nnet", "to nearest\npicture",
@@ -184,7 +187,7 @@ def matrix_table(r: Matrix) -> Table:
     """R, a row after each task; of many tasks an even choice, the first and the last among them."""
     tasks = len(r[-1])
     shown = _chosen(tasks)
-    table = _table("Accuracy on each task")
+    table = new_table("Accuracy on each task")
     table.add_column("after task", justify="right")
     for j in shown:
         table.add_column(str(j + 1), justify="right")
@@ -204,7 +207,7 @@ def _chosen(tasks: int) -> list[int]:
 
 def config_table(result: Result, all: bool = False) -> Table:
     """Settings and options with the source of each value; plain defaults only with `all`."""
-    table = _table(None)
+    table = new_table(None)
     for name in ("setting", "value", "source"):
         table.add_column(name)
     for name, value in {**result.settings, **result.options}.items():
@@ -243,7 +246,7 @@ def replace_block(text: str, name: str, block: str) -> str:
     return f"{text[:start]}\n{block.strip()}\n{text[end:]}"
 
 
-def _table(title: str | None) -> Table:
+def new_table(title: str | None) -> Table:
     return Table(title=escape(title) if title else None, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
                  pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
 

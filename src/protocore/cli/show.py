@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from protocore.errors import UserError, shown
+
 
 def add_show(commands: Any) -> None:
     show = commands.add_parser("show", help="what a stored run was and what came out, or which runs there are")
@@ -19,11 +21,43 @@ def add_show(commands: Any) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    path = Path(arguments.run)
+    if arguments.folder is not None and arguments.run != "runs":
+        raise UserError(f"{shown(arguments.folder)} is one word too many: give one run, or `runs FOLDER`")
+    if arguments.folder is not None or arguments.run == "runs" or _holds_runs(path):
+        return _show_runs(Path(arguments.folder or path), arguments.json)
+    return _show_run(path, arguments.json, arguments.all)
+
+
+def _holds_runs(path: Path) -> bool:
+    """A folder that is no run itself, but has folders."""
+    from protocore.runs.folder import RunFolder
+
+    folder = RunFolder(path)
+    files = (folder.result, folder.checkpoint, path / "config.json")
+    return path.is_dir() and not any(p.exists() for p in files) and any(p.is_dir() for p in path.iterdir())
+
+
+def _show_runs(root: Path, as_json: bool) -> int:
+    from protocore.bench.overview import labels_of, runs_in, runs_table
+    from protocore.cli.terminal import Terminal
+
+    runs = runs_in(root)
+    if as_json:
+        print(json.dumps([run.to_json(label) for run, label in zip(runs, labels_of(runs), strict=True)]))
+    elif runs:
+        Terminal().print(runs_table(root, runs))
+    else:
+        print(f"{root}: no runs yet; `protocore run` makes one")
+    return 0
+
+
+def _show_run(path: Path, as_json: bool, everything: bool) -> int:
     from protocore.cli.execute import name_files, tell_notes
     from protocore.runs.result import read_result
 
-    result = read_result(Path(arguments.run))
-    if arguments.json:
+    result = read_result(path)
+    if as_json:
         print(json.dumps(result.to_json()))
         return 0
     from protocore.bench.tables import config_table, ledger_table, matrix_table, summary_table
@@ -33,9 +67,9 @@ def _show(arguments: argparse.Namespace) -> int:
     console.print(summary_table([result], width=console.width))
     console.print(matrix_table(result.class_incremental.R))
     console.print(ledger_table(result))
-    console.print(config_table(result, all=arguments.all))
+    console.print(config_table(result, all=everything))
     tell_notes(console, result)
     console.print(f"Again: {result.command}", soft_wrap=True, highlight=False, markup=False)
-    if Path(arguments.run).is_dir():
-        name_files(console, Path(arguments.run))
+    if path.is_dir():
+        name_files(console, path)
     return 0
