@@ -284,7 +284,7 @@ def test_seeds_end_in_their_mean_and_deviation() -> None:
     assert rows[0] == ["digits: er spc 20 (25 real)"]
     assert rows[3][:2] == ["seed 0", "79.0"]
     assert rows[4][:2] == ["seed 1", "77.0"]
-    assert rows[5] == ["mean of 2 seeds", "78.0 ± 1.4", "92.0 ± 1.4", "81.0 ± 1.4", "18.7 ± 0.0", "97.5 ± 0.0",
+    assert rows[5] == ["mean", "78.0 ± 1.4", "92.0 ± 1.4", "81.0 ± 1.4", "18.7 ± 0.0", "97.5 ± 0.0",
                        "13.3 KB"]
     assert "…" not in printed(summary_table(runs, mean=True), 80)
 

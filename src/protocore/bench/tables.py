@@ -124,7 +124,7 @@ def _mean_row(results: list[Result]) -> dict[str, str]:
         scores = [r.task_incremental if told else r.class_incremental for r in results]
         return mean_std([value for s in scores if (value := getattr(s, name)) is not None])
 
-    return {"method": f"mean of {plural(len(results), 'seed')}", "A_T": of("A_T"), "A_L": of("A_L"), "Ā": of("A_mean"),
+    return {"method": "mean", "A_T": of("A_T"), "A_L": of("A_L"), "Ā": of("A_mean"),
             "forgetting": of("forgetting"), "task-inc. A_T": of("A_T", told=True),
             "kept": format_bytes(statistics.fmean(r.bytes_kept for r in results))}
 
