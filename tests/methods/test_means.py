@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import task_of
 from protocore.data.stream import Task
 from protocore.errors import BudgetError
 from protocore.learn.learner import Learner
@@ -69,7 +70,7 @@ def test_scores_stand_in_the_columns_of_their_classes():
     ([0] * 13 + [1] * 3, [0]),
 ])
 def test_what_a_task_is_about(labels, home):
-    task = Task.from_arrays(np.zeros((len(labels), 1, 2, 2), np.uint8), np.array(labels))
+    task = task_of(labels, shape=(1, 2, 2))
     assert at_home(task) == home
 
 

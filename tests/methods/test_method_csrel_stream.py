@@ -154,11 +154,12 @@ def test_every_batch_is_judged_by_the_model_of_the_memory_and_the_network_of_tha
                     "logits": batch.notes["logits"].clone(), "mode": self.model.there.training})
         return value
 
-    def offering(self, images, labels, *, shares=None, **columns):
+    def offering(self, batch, *, shares=None, **columns):
         assert shares is not None
+        images, labels = batch.images, batch.labels
         met[-1] |= {"shares": shares.clone(), "columns": {k: v.clone() for k, v in columns.items()},
                     "kind": images.dtype, "stored": images[:, 0, 0, 0].tolist(), "labels": labels.clone()}
-        return offer(self, images, labels, shares=shares, **columns)
+        return offer(self, batch, shares=shares, **columns)
 
     monkeypatch.setattr(CSReLStream, "loss", loss)
     monkeypatch.setattr(Replay, "offer", offering)
@@ -191,8 +192,8 @@ def test_the_model_of_the_memory_is_made_anew_when_enough_has_changed(flags, roo
     method, stored, fits, renewals = method_of(mine), [], [], []
     offer, fit, renew = Replay.offer, csrel_stream.fit_proxy, CSReLStream.renew
 
-    def offering(self, images, labels, **columns):
-        stored.append(offer(self, images, labels, **columns))
+    def offering(self, batch, **columns):
+        stored.append(offer(self, batch, **columns))
         return stored[-1]
 
     def fitting(net, images, labels, **how):
