@@ -190,12 +190,13 @@ def drawn(target: Target, search: Search) -> None:
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
 
-    @settings(max_examples=500, deadline=None, database=None, phases=[Phase.generate],
+    @settings(max_examples=100, deadline=None, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def some(draw: Random) -> None:
+        data = target.mutant(draw)[:_LONGEST]  # drawn in any case: hypothesis wants equal draws of equal tests
         if not search.over():
-            search.look(target.mutant(draw)[:_LONGEST])
+            search.look(data)
 
     while not search.over():
         some()

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from fuzz import __main__ as long_run
 from fuzz.check import Finding, check, warm
 from fuzz.mutate import NASTY, damaged_bytes, damaged_json, dumped
 from fuzz.targets import TARGETS, Target
@@ -89,3 +90,31 @@ def test_the_same_draws_give_the_same_damage() -> None:
         assert damaged_bytes(b"some bytes", Random(seed)) == damaged_bytes(b"some bytes", Random(seed))
     assert document == {"a": [1, 2, {"b": "text"}], "c": 1.5}
     assert [] in NASTY, "what is put into documents is put there as a copy"
+
+
+def test_a_search_goes_on_after_a_finding_and_writes_each_cause_down_once(tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> None:
+        if len(path.read_bytes()) % 2:
+            raise KeyError("odd")
+
+    monkeypatch.setattr(long_run, "OUT", tmp_path)
+    search = long_run.Search(faulty(read), time.monotonic() + 1)
+    for data in (b"1", b"22", b"333"):
+        search.look(data)
+    assert search.count == 3
+    assert len(search.known) == 1
+    names = sorted(path.suffix for path in (tmp_path / "findings").iterdir())
+    assert names == [".bin", ".txt"]
+    assert "KeyError: 'odd'" in next((tmp_path / "findings").glob("*.txt")).read_text()
+
+
+def test_without_coverage_hypothesis_draws_until_the_time_is_over(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    monkeypatch.setattr(long_run, "OUT", tmp_path)
+    search = long_run.Search(faulty(lambda path: seen.append(path.read_bytes())), 0)
+    monkeypatch.setattr(search, "over", lambda: search.count >= 30)
+    long_run.drawn(search.target, search)
+    assert search.count == len(seen) == 30
+    assert len(set(seen)) > 10
