@@ -1,7 +1,6 @@
 """C-Flat: the gradient of its authors' step, four evaluations that differ in nothing but the weights."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -200,7 +199,8 @@ def test_batch_statistics_are_still_those_of_the_batch():
 # -- in the training loop ------------------------------------------------------------------------------------
 
 
-learner = partial(small_learner, "cflat", SHAPE, epochs=1)
+def learner(method: str = "cflat", **flags) -> Learner:
+    return small_learner(method, SHAPE, **{"epochs": 1} | flags)
 
 
 def passes(mine: Learner) -> list[torch.Tensor]:
