@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocore.data.stream import Task
 from protocore.errors import UserError, shown
 from protocore.memory.codings import to_uint8
+from protocore.pictures import ImageShape
 
 Images = np.ndarray | Tensor
 Labels = Sequence[Hashable] | np.ndarray | Tensor
 
 
-def checked_images(images: Images, shape: tuple[int, int, int]) -> Tensor:
+def checked_images(images: Images, shape: ImageShape) -> Tensor:
     """Pictures (N, C, H, W) of the learner's shape: uint8, or floats between 0 and 1."""
     x = torch.as_tensor(images)
     if x.ndim != 4 or tuple(x.shape[1:]) != tuple(shape):
@@ -46,6 +48,25 @@ def as_labels(labels: Labels, count: int) -> list[Hashable]:
         if not isinstance(value, Hashable) or value != value:  # NaN: it would never be found again
             raise UserError(f"a label must be a name, a number or another hashable value; met {shown(value)}")
     return values
+
+
+def number(task: Task, classes: list[Hashable], image_shape: ImageShape) -> None:
+    """The task's labels become positions in `classes`: known names keep theirs, new ones are added.
+
+    Names that go on where `classes` ends, as those of a stream do, number the classes as they stand. A task without
+    names is numbered already.
+    """
+    if tuple(task.image_shape) != tuple(image_shape):
+        raise UserError(f"the task's images are {task.image_shape}, this learner was made for {image_shape}")
+    if not len(task):
+        raise UserError("the task holds no images")
+    top = max(task.classes) + 1
+    names = list(task.class_names or classes + list(range(len(classes), top)))
+    if names[: len(classes)] == classes[: len(names)]:
+        classes += names[len(classes) : top]
+        return
+    classes += dict.fromkeys(names[c] for c in task.classes if names[c] not in classes)
+    task.renumber({c: classes.index(names[c]) for c in task.classes}, tuple(classes))
 
 
 def as_array(labels: Sequence[Hashable]) -> np.ndarray:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from protocore.backbones import Network, build_network
 from protocore.codecs import codec_named
 from protocore.config import Resolved
-from protocore.data.augment import augmentation, to_float
+from protocore.data.augment import augmentation
 from protocore.data.stream import Task
 from protocore.errors import UserError, shown
 from protocore.files import serialise, write_atomic
-from protocore.learn.arrays import Images, Labels, as_array, as_bytes, as_labels, checked_images
+from protocore.learn.arrays import Images, Labels, as_array, as_bytes, as_labels, checked_images, number
 from protocore.learn.device import machine_for
 from protocore.learn.files import load_learner, restore, save_learner, take_pack
 from protocore.learn.loop import Plan, fit, grow_head, make_optimizer, plan_for
@@ -147,7 +147,7 @@ class Learner:
         """
         with python_words(self.speaks_python, type(self.config.options)):
             if start == 0:
-                self._number(task)
+                number(task, self.classes_, self.image_shape)
             self._code(task)
             plan = plan_for(task, self.settings, self.tasks_)
             if start == 0:
@@ -162,7 +162,7 @@ class Learner:
                      start: int = 0) -> None:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
         if start == 0:
-            self._number(task)
+            number(task, self.classes_, self.image_shape)
         self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
                     (self.settings.seed, self.tasks_), shuffled=False)
@@ -172,26 +172,6 @@ class Learner:
         self.finish(task, progress)
         self._close(task)
         self._rehearse()
-
-    def _number(self, task: Task) -> None:
-        """The task's labels become positions in `classes_`: known names keep theirs, new ones are added.
-
-        Names that go on where `classes_` ends, as those of a stream do, number the classes as they stand. A task
-        without names is numbered already.
-        """
-        if tuple(task.image_shape) != tuple(self.image_shape):
-            raise UserError(f"the task's images are {task.image_shape}, this learner was made for {self.image_shape}")
-        if not len(task):
-            raise UserError("the task holds no images")
-        top = max(task.classes) + 1
-        names = list(task.class_names or self.classes_ + list(range(len(self.classes_), top)))
-        if names[: len(self.classes_)] == self.classes_[: len(names)]:
-            self.classes_ += names[len(self.classes_) : top]
-            return
-        for name in (names[c] for c in task.classes):
-            if name not in self.classes_:
-                self.classes_.append(name)
-        task.renumber({c: self.classes_.index(names[c]) for c in task.classes}, tuple(self.classes_))
 
     def begin(self, task: Task, *, keep_optimizer: bool = False) -> None:
         """Grow the head, tell the method, make the optimiser."""
@@ -279,7 +259,7 @@ class Learner:
         parts = []
         for part in x.split(512):
             with self.machine.autocast():
-                raw = self.method.scores(self.machine.images(to_float(part))).float().cpu()
+                raw = self.method.scores(self.machine.images(part)).float().cpu()
             full = torch.full((len(part), int(seen[-1]) + 1), float("-inf"))
             full[:, seen] = raw[:, seen]
             parts.append(full)
@@ -324,8 +304,9 @@ class Learner:
 
     def save_pack(self, path: str | Path) -> None:
         """The memory alone, as a file to ship: `load_pack` of a learner of the same kind takes it up."""
+        origins = {store.name: str(store.origin) for store in self.method.stores()}
         write_pack(Path(path), self.memory(), class_names=self.class_names, codec=self.tools.codec,
-                   method=self.settings.method, origins={store.name: store.origin for store in self.method.stores()})
+                   method=self.settings.method, origins=origins)
 
     def load_pack(self, path: str | Path) -> Self:
         """Take up a memory that was shipped: same method, codec and picture shape; this learner must be new."""

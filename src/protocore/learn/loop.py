@@ -13,7 +13,7 @@ from protocore.config import Settings
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.cflat import flat_step
-from protocore.learn.device import Machine
+from protocore.learn.device import Machine, mix
 from protocore.methods.base import Batch, Method
 
 
@@ -47,7 +47,7 @@ class Plan:
             if step // self.steps_per_epoch != epoch:
                 epoch = step // self.steps_per_epoch
                 if self.shuffled:
-                    generator = torch.Generator().manual_seed(_mix(*self.seed, epoch))
+                    generator = torch.Generator().manual_seed(mix(*self.seed, epoch))
                     order = torch.randperm(self.samples, generator=generator)
             yield step, order[at * self.batch : (at + 1) * self.batch]
 
@@ -136,18 +136,19 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
             rows = torch.cat([rows, (rows + 1) % plan.samples])
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step, plan)
-        images, labels = task.take(rows), task.labels_of(rows)
-        shown = _shown(method.tools.space, task, rows, images)
-        batch = Batch(images, method.tools.view(shown), labels.to(machine.device), rows,
-                      first_pass=step < plan.steps_per_epoch)
-        optimizer.zero_grad(set_to_none=True)
-        if flat:
-            loss = flat_step(lambda batch=batch: _loss(method, machine, replace(batch, notes={})),
-                             lambda batch=batch: _loss(method, machine, batch), trained, parameters,
-                             settings.cflat_rho, settings.cflat_lambda)
-        else:
-            loss = _loss(method, machine, batch)
-            loss.backward()
+        with machine.for_itself(*plan.seed, step):
+            images, labels = task.take(rows), task.labels_of(rows)
+            shown = _shown(method.tools.space, task, rows, images)
+            batch = Batch(images, method.tools.view(shown), labels.to(machine.device), rows,
+                          first_pass=step < plan.steps_per_epoch)
+            optimizer.zero_grad(set_to_none=True)
+            if flat:
+                loss = flat_step(lambda batch=batch: _loss(method, machine, replace(batch, notes={})),
+                                 lambda batch=batch: _loss(method, machine, batch), trained, parameters,
+                                 settings.cflat_rho, settings.cflat_lambda)
+            else:
+                loss = _loss(method, machine, batch)
+                loss.backward()
         optimizer.step()
         method.after_step(batch)
         if after_step:
@@ -179,12 +180,3 @@ def _shown(space: str, task: Task, rows: Tensor, images: Tensor) -> Tensor:
     if space == "codec":
         return coded
     return torch.where((torch.rand(len(rows)) < 0.5).view(-1, 1, 1, 1), coded, images)
-
-
-def _mix(*numbers: int) -> int:
-    """One seed of several numbers, so that neighbouring runs, tasks and epochs share nothing."""
-    mixed = 0x9E3779B97F4A7C15
-    for number in numbers:
-        mixed = ((mixed ^ number) * 0xBF58476D1CE4E5B9) % 2**64
-        mixed ^= mixed >> 31
-    return mixed % 2**63

@@ -85,7 +85,7 @@ class Tools:
 
     def view(self, images: Tensor) -> Tensor:
         """An augmented float view of uint8 images, on the device."""
-        return self.on_device(self.augment(images))
+        return self.on_device(self.augment(images.to(self.device)))  # bytes travel, floats do not
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:

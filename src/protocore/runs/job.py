@@ -91,8 +91,8 @@ def stored(config: Resolved, folder: RunFolder) -> Result | None:
     return result
 
 
-def run(config: Resolved, folder: RunFolder | Path, *, reporters: Sequence[Reporter] = (), checkpoint_seconds: float = 30,
-        restart: bool = False, stop: Callable[[], bool] | None = None,
+def run(config: Resolved, folder: RunFolder | Path, *, reporters: Sequence[Reporter] = (),
+        checkpoint_seconds: float = 30, restart: bool = False, stop: Callable[[], bool] | None = None,
         finished: Callable[[Learner, Result], None] | None = None) -> Result:
     """Learn the whole stream, or go on where the folder's checkpoint left off. Returns what is in result.json.
 
