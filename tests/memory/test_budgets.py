@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import begin, task_of
 from protocore.codecs import codec_named
 from protocore.data.images import ArrayImages, ImageSet
 from protocore.data.stream import Stream, Task
@@ -223,11 +224,12 @@ def test_a_plan_is_the_memory_to_the_byte(method: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for first in (0, 2):
         images = rng.integers(0, 256, (24, 1, 8, 8), dtype=np.uint8)
-        task = Task.from_arrays(images, np.arange(24) % 2 + first)
-        mine.begin(task)
+        labels = np.arange(24) % 2 + first
+        task = task_of(labels, images=images)
+        begin(mine, task)
         at = mine.method.horizon(task)
         plan = mine.method.planned(at, len(at.classes))
         task.close()
-        mine.learn(Task.from_arrays(images, np.arange(24) % 2 + first))
+        mine.learn(task_of(labels, images=images))
         assert plan == plan_of(mine.memory())
         assert file_size(plan) == mine.ledger().total
