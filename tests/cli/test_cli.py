@@ -210,3 +210,97 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert "after task 1 " not in done.stderr  # the first task was not learned a second time
     assert "after task 5 " in done.stderr
+
+
+def test_several_seeds_end_in_one_table_and_are_not_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "er", "digits", "--spc", "2", *FAST, "--no-figures"]
+    assert main([*command, "--seeds", "0..2"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("digits: er spc 2 (2 real)", "seed 0", "seed 2", "mean", "±", "A_T: accuracy"):
+        assert part in printed
+    stamps = {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
+    assert len(stamps) == 3
+    results = result_of(capsys, *command, "--seeds", "1,2")
+    assert [result["settings"]["seed"] for result in results] == [1, 2]
+    assert results[0] == result_of(capsys, *command, "--seed", "1")
+    assert stamps == {path: path.stat().st_mtime_ns for path in Path("runs").glob("*/result.json")}
+
+
+def test_show_lists_the_runs_that_are_there(capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("runs").mkdir()
+    assert main(["show"]) == 0
+    assert "no runs yet" in capsys.readouterr().out
+    for words in (["er", "--spc", "2"], ["er", "--spc", "3", "--seed", "4"], ["finetune"]):
+        result_of(capsys, "run", *words, *FAST, "--no-figures")
+    monkeypatch.setattr("protocore.cli.stop.Stop.asked", lambda stop: any(Path("runs").glob("*/checkpoint.*")))
+    with pytest.raises(SystemExit):
+        main(["run", "er", "digits", "--capacity", "10", *FAST, "--checkpoint-seconds", "0"])
+    Path("runs/damaged").mkdir()
+    Path("runs/damaged/result.json").write_text("{")
+    Path("runs/something else").mkdir()
+    capsys.readouterr()
+    listed = result_of(capsys, "show", "runs")
+    assert [run["label"] for run in listed] == [
+        "damaged", "er capacity 10 on digits, seed 0", "finetune on digits, seed 0", "er spc 3 on digits, seed 4",
+        "er spc 2 on digits, seed 0"]
+    assert [run["state"] for run in listed] == ["result.json cannot be read", "not finished: 1 task learned",
+                                                "finished", "finished", "finished"]
+    assert listed == result_of(capsys, "show") == result_of(capsys, "show", "runs", "runs")
+    stored = result_of(capsys, "show", listed[3]["folder"])
+    assert (listed[3]["A_T"], listed[3]["bytes_kept"]) == (stored["class_incremental"]["A_T"], stored["bytes_kept"])
+    assert main(["show"]) == 0
+    printed = capsys.readouterr().out
+    for run in listed:
+        assert run["label"] in printed
+        assert Path(run["folder"]).name in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_the_demo_compares_memories_of_equal_bytes() -> None:
+    from protocore.cli.demo import BUDGET, DEMO
+
+    assert [flags["method"] for flags in DEMO] == ["finetune", "er", "protocore"]
+    assert {flags["budget"] for flags in DEMO[1:]} == {BUDGET}
+
+
+def test_a_run_is_told_to_a_person_as_lines_where_no_bar_can_move() -> None:
+    import io
+
+    from rich.console import Console
+
+    from protocore.learn.evaluate import Row
+    from protocore.runs.reporters import RunProgress
+
+    class Loss:
+        """A loss that costs something to look at."""
+
+        looks = 0
+
+        def __float__(self) -> float:
+            Loss.looks += 1
+            return 1.0
+
+    notes = []
+
+    def told(console: Console) -> list[str]:
+        with RunProgress("er on digits", console) as reporter:
+            reporter.data(["4 pictures [left out]"])
+            reporter.task(1, 2, 2)
+            for step in range(1000):
+                reporter.step(step + 1, 1000, Loss())
+            notes.extend(task.fields["note"] for task in reporter.bar.tasks)
+            reporter.inner("condensing", 1, 2)
+            reporter.row(1, Row([40.0, 60.0], [90.0, 90.0], {}), 1234)
+            reporter.note("a note")
+        return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    assert told(Console(file=io.StringIO(), width=60)) == [
+        "4 pictures [left out]",
+        "er on digits, after task 2 of 2: 50.0 % of all seen classes, 90.0 % knowing the task; 1.2 KB kept",
+        "Note: a note"]
+    assert Loss.looks == 0, "nobody sees it"
+    told(Console(file=io.StringIO(), width=200, force_terminal=True))
+    assert notes[-1].startswith("loss 1.000, 0:00 left")
+    assert 0 < Loss.looks < 100, "a few times a second, not every step"

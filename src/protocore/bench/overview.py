@@ -67,7 +67,8 @@ def _found(folder: RunFolder) -> Found | None:
             return Found(folder.path, changed, "finished", result.settings, result.options, result.sources, result)
         if path == folder.checkpoint:
             header = read_checkpoint(path).header
-            state = f"not finished: {plural(header.tasks, 'task')} learned"
+            measured = Fields(header.extra, path, "start it again").fields("run").wholes("kept")
+            state = f"not finished: {plural(len(measured), 'task')} learned"
             return Found(folder.path, changed, state, header.settings, header.options, header.sources)
         f = Fields(read_json(path), path, "start it again")
         sources = {name: str(value) for name, value in f.scalars("sources").items()}

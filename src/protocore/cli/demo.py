@@ -31,11 +31,10 @@ def _demo(arguments: argparse.Namespace) -> int:
     done = [execute(configure({**flags, "benchmark": "digits"}), runs, again=True) for flags in DEMO]
     results = [run.result for run in done]
     console = Terminal()
-    console.print(f"The digits 0 to 9 in five tasks of two. Both memories may have {BUDGET:,} bytes: er keeps pictures "
-                  "as they are,\nprotocore keeps codes of them. finetune keeps nothing.\n", soft_wrap=True)
+    console.print(f"The digits 0 to 9 in five tasks of two. Both memories may have {BUDGET:,} bytes: er keeps\n"
+                  "pictures as they are, protocore keeps codes of them. finetune keeps nothing.\n", highlight=False)
     console.print(summary_table(results, width=console.width))
     figures.accuracy_curves(results, runs / "demo-accuracy.png")
-    figures.bytes_figure(results, runs / "demo-bytes.png")
     console.print("Pictures:")
     for picture in [*sorted(runs.glob("demo-*.png")), *(p for run in done for p in sorted(run.folder.glob("*.png")))]:
         console.print(f"  {picture}", soft_wrap=True)
