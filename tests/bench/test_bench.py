@@ -668,7 +668,9 @@ def test_the_table_of_health_has_the_units_of_its_file_and_a_legend() -> None:
     report = {"classes": [row], "mean": {"coded": {k: v for k, v in row.items() if isinstance(v, float)}}}
     table = health_table(report)
     assert ["cat", "coded", "3", "0.500", "67 %", "100 %", "0.056", "0.202"] in text_of(table)
-    for words in ("to prototype", "net: share", "to nearest picture", "between pictures", "root mean square"):
+    for heading in ("n", "gap", "nearest", "between"):
+        assert f"{heading}: " in str(table.caption)
+    for words in ("present, fresh: share", "root mean square"):
         assert words in str(table.caption)
 
 

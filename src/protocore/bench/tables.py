@@ -35,9 +35,10 @@ LEGEND = {
 }
 MOST_COLUMNS = 12  # of a matrix in a terminal
 HEALTH_LEGEND = (
-    "to prototype: squared distance of normalised features; net: share of the exemplars that it gets right; to nearest "
-    "picture: from an exemplar to the nearest training picture of its class; between pictures: from a training picture "
-    "to the nearest other one (both: root mean square difference of pixels between 0 and 1)"
+    "n: exemplars; gap: squared distance of normalised features to the prototype; present, fresh: share that the "
+    "present network and one trained just now get right; nearest: from an exemplar to the nearest training picture of "
+    "its class; between: from a training picture to the nearest other one (both: root mean square difference of pixels "
+    "between 0 and 1)"
 )
 
 
@@ -165,8 +166,7 @@ def health_table(report: dict[str, Any]) -> Table:
     table = new_table("Health of the exemplars")
     table.caption, table.caption_justify = HEALTH_LEGEND, "left"
     table.add_column("class")
-    for heading in ("origin", "num-\nber", "to pro-\ntotype", "present\nnet", "fresh\nnet", "to nearest\npicture",
-                    "between\npictures"):
+    for heading in ("origin", "n", "gap", "present", "fresh", "nearest", "between"):
         table.add_column(heading, justify="right")
 
     def cells(row: dict[str, Any]) -> list[str]:

@@ -171,8 +171,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     console = Terminal()
     console.print(summary_table(results, mean=seeds is not None, width=console.width))
+    console.print()
     if seeds is None:
         console.print(ledger_table(results[0]))
+        console.print()
     for run in done:
         if run.stored or arguments.quiet:  # else they have been said while it ran
             tell_notes(console, run.result)

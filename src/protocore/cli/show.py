@@ -64,10 +64,10 @@ def _show_run(path: Path, as_json: bool, everything: bool) -> int:
     from protocore.cli.terminal import Terminal
 
     console = Terminal()
-    console.print(summary_table([result], width=console.width))
-    console.print(matrix_table(result.class_incremental.R))
-    console.print(ledger_table(result))
-    console.print(config_table(result, all=everything))
+    for table in (summary_table([result], width=console.width), matrix_table(result.class_incremental.R),
+                  ledger_table(result), config_table(result, all=everything)):
+        console.print(table)
+        console.print()
     tell_notes(console, result)
     console.print(f"Again: {result.command}", soft_wrap=True, highlight=False, markup=False)
     if path.is_dir():
