@@ -25,7 +25,7 @@ from protocore.codecs import Codec, codec_named
 from protocore.codecs.vqgan import VQGANCodec
 from protocore.data.augment import to_float
 from protocore.data.benchmarks import benchmark_named, data_root
-from protocore.memory.store import to_uint8
+from protocore.memory.codings import to_uint8
 
 COLOUR = ("vqgan:4", "vqgan:4,sweeps=2", "vqgan:4,entropy", "webp:1", "webp:10", "vqgan:8", "vqgan:8,sweeps=2",
           "vqgan:8,entropy", "webp:50", "jpeg:25")

@@ -21,7 +21,7 @@ import torch
 from protocore.data.stream import Task
 from protocore.learn.learner import Learner
 from protocore.methods import METHODS
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 
 CLASSES, SHAPE = 10, (3, 32, 32)
 
@@ -38,7 +38,7 @@ def seconds(method: str, epochs: int, each: int) -> dict[str, float]:
                              "threads": 1, "memory_format": "contiguous"}
     if METHODS[method].replays:
         flags["spc"] = 20
-    learner = Learner(configure(flags), SHAPE)
+    learner = Learner.of(configure(flags), SHAPE)
     parts = {"learning": 0.0, "selecting": 0.0}
     for number in range(2):
         mine = task(number, each)

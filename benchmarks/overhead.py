@@ -21,7 +21,7 @@ from protocore.backbones import build_network
 from protocore.data.augment import augmentation
 from protocore.data.stream import Task
 from protocore.learn.learner import Learner
-from protocore.runs.job import configure
+from protocore.runs.configure import configure
 
 SHAPE = (3, 32, 32)
 CLASSES = 10
@@ -61,7 +61,7 @@ def compare(case: dict[str, object], images: torch.Tensor, labels: torch.Tensor,
             threads: int) -> dict[str, object]:
     config = configure({"method": "finetune", "benchmark": "cifar10", "epochs": 1, "batch": 64, "threads": threads,
                         **case})
-    learner = Learner(config, SHAPE)
+    learner = Learner.of(config, SHAPE)
     s = config.settings
     net = build_network(s.backbone, SHAPE, width=s.width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     net.grow(CLASSES)

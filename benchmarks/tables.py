@@ -113,7 +113,7 @@ def starts_table(table: str) -> str:
         rows.append({
             "start": start, "steps": steps, "also": more[0] if more else "",
             "A_T": mean_std([r.class_incremental.A_T for r in results]),
-            "Ā": mean_std([r.class_incremental.A_mean for r in results]),
+            "Ā": mean_std([a for r in results if (a := r.class_incremental.A_mean) is not None]),
             "condense s": f"{sum(r.seconds.get('condense', 0.0) for r in results) / len(results):.0f}",
         })
     order = {"nearest": 0, "mean": 1, "random": 2}
