@@ -1,0 +1,47 @@
+"""Small changes of the code that no other test would see."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import learner
+from protocore.config import Settings
+from protocore.learn.cflat import flat_step
+from protocore.learn.loop import Plan, first_is_over, steps_for
+
+
+@pytest.mark.parametrize(("samples", "epochs", "least", "steps"), [
+    (10, 1, 7, 9),  # three steps an epoch: the third epoch is taken to its end
+    (10, 1, 9, 9), (10, 1, 10, 12), (10, 5, 7, 15), (10, 2, 0, 6), (3, 1, 4, 4),
+])
+def test_small_data_is_passed_over_in_whole_epochs_until_there_are_steps_enough(samples: int, epochs: int, least: int,
+                                                                                steps: int) -> None:
+    assert steps_for(samples, Settings(batch=4, epochs=epochs, least_steps=least)) == steps
+
+
+def test_told_steps_are_taken_whatever_the_epochs() -> None:
+    assert steps_for(10, Settings(batch=4, epochs=5, least_steps=30, steps=7)) == 7
+
+
+@pytest.mark.parametrize(("number", "over"), [(0, False), (-1, False), (1, True), (-2, True)])
+def test_in_a_blurry_stream_the_first_task_is_the_first_window_with_its_second_phase(number: int, over: bool) -> None:
+    mine = learner("rm", online=True, blurry=10)
+    assert first_is_over(mine.method, Plan(8, 4, 2, (0, number))) is over
+
+
+def test_after_a_flat_step_the_generator_stands_where_the_first_evaluation_left_it() -> None:
+    net = nn.Linear(2, 1)
+
+    def again() -> torch.Tensor:
+        return net(torch.ones(1, 2)).square().sum()
+
+    def first() -> torch.Tensor:
+        torch.rand(3)  # such as what only the first evaluation notes down
+        return again()
+
+    torch.manual_seed(0)
+    flat_step(again, first, net, list(net.parameters()), 0.1, 0.2)
+    after = torch.rand(4)
+    torch.manual_seed(0)
+    torch.rand(3)
+    assert torch.equal(after, torch.rand(4))
