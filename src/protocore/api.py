@@ -26,6 +26,10 @@ def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool =
 
     `settings` are the flags of `protocore run`, with underscores: spc=5, budget="64KB", online=True. What is done is
     shown as it goes on, unless `quiet`.
+
+    >>> result = run("finetune", "digits", epochs=1, tasks=2, images_per_class=10, quiet=True)
+    >>> result.tasks, result.classes
+    (2, 4)
     """
     with python_words(True):
         config = configure({"method": method, "benchmark": benchmark, **settings})
@@ -39,13 +43,22 @@ def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool =
 
 
 def stream(benchmark: str, **settings: Any) -> Stream:
-    """A benchmark's stream of tasks, which knows its name and its statistics."""
+    """A benchmark's stream of tasks, which knows its name and its statistics.
+
+    >>> digits = stream("digits", tasks=2)
+    >>> len(digits), digits.class_names, digits.mean
+    (2, ('0', '1', '2', '3'), (0.3,))
+    """
     with python_words(True):
         return open_stream(configure({"benchmark": benchmark, **settings}).settings)
 
 
 def learner(method: str, on: Stream | str, **settings: Any) -> Learner:
-    """A fresh learner with the recipe of a benchmark: its stream, or its name. `Learner` makes one without a recipe."""
+    """A fresh learner with the recipe of a benchmark: its stream, or its name. `Learner` makes one without a recipe.
+
+    >>> learner("er", stream("digits"), spc=5).settings.augment
+    'crop1'
+    """
     with python_words(True):
         named = on if isinstance(on, str) else on.benchmark
         config = configure({"method": method, **({"benchmark": named} if named else {}), **settings})

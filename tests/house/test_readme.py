@@ -44,6 +44,22 @@ def test_the_page_about_python_runs_as_printed(tmp_path: Path, monkeypatch: pyte
     assert said[2].endswith("protocore run er digits --tasks 2 --images-per-class 20 --spc 5 --epochs 2")
 
 
+def test_the_page_about_metrics_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    from protocore.learn.metrics import METRICS
+    from protocore.runs.result import read_result
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
+    (code,) = examples("docs/add-a-metric.md")
+    exec(compile(code, "docs/add-a-metric.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in said] == ["method", "-" * 8, "finetune", "er"]
+    for folder in (tmp_path / "runs").iterdir():
+        found = read_result(folder).class_incremental
+        assert found.more == {"worst_task": min(found.R[-1])}
+
+
 def test_tables_in_the_docs_are_generated_and_not_empty() -> None:
     for page in ("README.md", "docs/results.md"):
         text = (ROOT / page).read_text(encoding="utf-8")

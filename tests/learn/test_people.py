@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import protocore
+from protocore import api
 from protocore.data.images import ArrayImages
 from protocore.data.stream import Task
 from protocore.errors import DataError, UserError
-from protocore.learn import learner as module
+from protocore.learn import learner
 from protocore.learn.arrays import as_array, as_labels
 from protocore.learn.words import in_python
 from protocore.methods.er import EROptions
@@ -39,9 +40,26 @@ def small(method: str = "er", **settings) -> protocore.Learner:
                                                           "threads": 1} | settings)
 
 
-def test_examples_in_docstrings_run():
-    assert doctest.testmod(module).attempted >= 10
-    assert doctest.testmod(module).failed == 0
+@pytest.mark.parametrize(("module", "least"), [(learner, 15), (api, 5)])
+def test_examples_in_docstrings_run(module, least, tmp_path, monkeypatch):
+    """Each begins with the learner and the pictures of the first example."""
+    monkeypatch.chdir(tmp_path)
+    shown = np.zeros((40, 1, 8, 8), np.uint8)
+    shown[20:, :, 4:] = 255
+
+    class Fresh(doctest.DocTestRunner):
+        def run(self, test, *rest, **more):
+            if module is learner:
+                mine = protocore.Learner("protocore", image_shape=SHAPE, budget="4KB", steps=40)
+                test.globs |= {"pictures": shown, "learner": mine.partial_fit(shown, ["sky"] * 20 + ["sea"] * 20)}
+            return super().run(test, *rest, **more)
+
+    runner = Fresh()
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, globs=dict(vars(module))):
+        if test.examples:
+            runner.run(test)
+    assert runner.tries >= least
+    assert runner.failures == 0
 
 
 def test_a_learner_of_names_in_any_order():

@@ -56,6 +56,11 @@ def _train_decoder(arguments: argparse.Namespace) -> int:
     minutes = _minutes(arguments)
     if not 0 <= arguments.adversarial <= 1:
         raise UserError(f"--adversarial {arguments.adversarial}: give a share of the training, 0 to 1")
+    for name, most in (("factor", 64), ("codes", 65_536), ("stages", 64), ("code_dim", 4_096), ("width", 4_096),
+                       ("steps", 10**9), ("minutes", 10**6)):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value <= most:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: give a number above 0, at most {most:,}")
     if not 0 <= arguments.seed < 2**63:  # what torch takes
         raise UserError(f"--seed {arguments.seed}: give a whole number from 0 to 2^63 - 1")
     try:

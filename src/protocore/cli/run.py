@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocore.cli.parser import Parser, number, sort_words
-from protocore.config import Settings, flag, kind_of
+from protocore.config import Settings, flag, kind_of, plural
 from protocore.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if run.stored or arguments.quiet:  # else they have been said while it ran
             tell_notes(console, run.result)
         if run.stored and seeds is None:
-            console.print("This result was stored already; --again runs it anew.")
+            threads = f" ({plural(run.result.threads, 'thread')})" if run.result.threads else ""
+            console.print(f"This result was stored already{threads}; --again runs it anew.")
         name_files(console, run.folder, pictures=seeds is None)
     return 0

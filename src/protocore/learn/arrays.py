@@ -18,6 +18,13 @@ Images = np.ndarray | Tensor
 Labels = Sequence[Hashable] | np.ndarray | Tensor
 
 
+def checked_shape(shape: Sequence[int]) -> ImageShape:
+    """Channels, height and width of pictures."""
+    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise UserError(f"image_shape must be (channels, height, width); met {shown(tuple(shape))}")
+    return shape[0], shape[1], shape[2]
+
+
 def checked_images(images: Images, shape: ImageShape) -> Tensor:
     """Pictures (N, C, H, W) of the learner's shape: uint8, or floats between 0 and 1."""
     x = torch.as_tensor(images)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from protocore.backbones import Network, build_network
 from protocore.codecs import codec_named
-from protocore.config import Resolved
+from protocore.config import Resolved, plural
 from protocore.data.augment import augmentation
 from protocore.data.stream import Task
 from protocore.errors import UserError, shown
-from protocore.files import serialise, write_atomic
-from protocore.learn.arrays import Images, Labels, as_array, as_bytes, as_labels, checked_images, number
+from protocore.learn import arrays
+from protocore.learn.arrays import Images, Labels
 from protocore.learn.device import machine_for
 from protocore.learn.files import load_learner, restore, save_learner, take_pack
 from protocore.learn.loop import Plan, fit, grow_head, make_optimizer, plan_for
@@ -34,12 +34,6 @@ from protocore.pictures import ImageShape
 StepHook = Callable[[int, int, Tensor], None]  # step, of how many, loss
 
 
-def _shape(shape: Sequence[int]) -> ImageShape:
-    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
-        raise UserError(f"image_shape must be (channels, height, width); met {shown(tuple(shape))}")
-    return shape[0], shape[1], shape[2]
-
-
 class Learner:
     """Learns classes as they come; what it keeps between two calls is the network and the method's memory.
 
@@ -47,7 +41,7 @@ class Learner:
     times it has learned).
 
     >>> import numpy as np, protocore
-    >>> learner = protocore.Learner("protocore", image_shape=(1, 8, 8), budget="4KB", steps=5)
+    >>> learner = protocore.Learner("protocore", image_shape=(1, 8, 8), budget="4KB", steps=40)
     >>> pictures = np.zeros((40, 1, 8, 8), np.uint8)
     >>> pictures[20:, :, 4:] = 255
     >>> learner.partial_fit(pictures, ["sky"] * 20 + ["sea"] * 20).classes_
@@ -69,7 +63,7 @@ class Learner:
             named = {} if module is not None or backbone is None else {"backbone": backbone}
             config = settings_of({"method": method, **named, **settings})
         with python_words(True, type(config.options)):
-            self._build(config, _shape(image_shape), module, mean, std, classes)
+            self._build(config, arrays.checked_shape(image_shape), module, mean, std, classes)
 
     @classmethod
     def of(cls, config: Resolved, image_shape: ImageShape, *, backbone: nn.Module | None = None,
@@ -78,7 +72,7 @@ class Learner:
         """A learner of a configuration, as a run makes it."""
         learner = cls.__new__(cls)
         learner.speaks_python = False
-        learner._build(config, _shape(image_shape), backbone, mean, std, classes)
+        learner._build(config, arrays.checked_shape(image_shape), backbone, mean, std, classes)
         return learner
 
     def _build(self, config: Resolved, image_shape: ImageShape, backbone: nn.Module | None,
@@ -120,10 +114,10 @@ class Learner:
         self.optimizer: torch.optim.Optimizer | None = None
 
     def __repr__(self) -> str:
-        size = next((f", {name}={value}" for name in ("budget", "capacity", "spc")
-                     if (value := getattr(self.settings, name)) is not None), "")
+        size = "".join(f", {name}={value}" for name in ("budget", "capacity", "spc")
+                       if (value := getattr(self.settings, name)) is not None)  # one of them, at most
         return (f"Learner({self.settings.method!r}, image_shape={self.image_shape}{size}): "
-                f"{len(self.classes_)} classes, {self.ledger().total:,} bytes kept")
+                f"{plural(len(self.classes_), 'class')}, {self.ledger().total:,} bytes kept")
 
     # -- learning ------------------------------------------------------------------------------------------
 
@@ -136,18 +130,22 @@ class Learner:
         [5, 7]
         """
         with python_words(self.speaks_python, type(self.config.options)):
-            x = as_bytes(checked_images(images, self.image_shape))
-            return self.learn(Task.from_arrays(x, as_labels(labels, len(x))))
+            x = arrays.as_bytes(arrays.checked_images(images, self.image_shape))
+            return self.learn(Task.from_arrays(x, arrays.as_labels(labels, len(x))))
 
     def learn(self, task: Task, *, progress: Progress | None = None, on_step: StepHook | None = None,
               start: int = 0) -> Self:
         """Learn a task and close it. Classes are known by their names, which the task carries.
 
+        >>> from protocore import Task
+        >>> learner.learn(Task.from_arrays(255 - pictures[:20], ["night"] * 20)).classes_
+        ['sea', 'sky', 'night']
+
         `start` is the step from which an interrupted task goes on.
         """
         with python_words(self.speaks_python, type(self.config.options)):
             if start == 0:
-                number(task, self.classes_, self.image_shape)
+                arrays.number(task, self.classes_, self.image_shape)
             self._code(task)
             plan = plan_for(task, self.settings, self.tasks_)
             if start == 0:
@@ -162,7 +160,7 @@ class Learner:
                      start: int = 0) -> None:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
         if start == 0:
-            number(task, self.classes_, self.image_shape)
+            arrays.number(task, self.classes_, self.image_shape)
         self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
                     (self.settings.seed, self.tasks_), shuffled=False)
@@ -249,11 +247,11 @@ class Learner:
 
         In codec space they pass through the codec first, unless they are `coded` already.
         """
-        x = checked_images(images, self.image_shape)
+        x = arrays.checked_images(images, self.image_shape)
         if not self.method.seen:
             raise UserError("this learner has learned nothing yet; call learn or partial_fit first")
         if self.tools.space == "codec" and not coded:
-            x = self.through_codec(as_bytes(x))
+            x = self.through_codec(arrays.as_bytes(x))
         self.net.eval()
         seen = torch.tensor(self.method.seen)
         parts = []
@@ -266,19 +264,31 @@ class Learner:
         return torch.cat(parts) if parts else torch.empty(0, int(seen[-1]) + 1)
 
     def predict(self, images: Images) -> np.ndarray:
-        """The label of each picture: members of `classes_`."""
-        return as_array(self.classes_)[self.scores(images).argmax(1).numpy()]
+        """The label of each picture: members of `classes_`.
+
+        >>> learner.predict(pictures[18:22]).tolist()
+        ['sky', 'sky', 'sea', 'sea']
+        """
+        return arrays.as_array(self.classes_)[self.scores(images).argmax(1).numpy()]
 
     def predict_proba(self, images: Images) -> np.ndarray:
-        """Probabilities (N, classes) in the order of `classes_`; each row sums to 1."""
+        """Probabilities (N, classes) in the order of `classes_`; each row sums to 1.
+
+        >>> learner.predict_proba(pictures[:2]).sum(1).round(6).tolist()
+        [1.0, 1.0]
+        """
         scores = self.scores(images).double()
         padded = torch.full((len(scores), len(self.classes_)), float("-inf"), dtype=torch.float64)
         padded[:, : scores.shape[1]] = scores
         return padded.softmax(1).numpy()
 
     def score(self, images: Images, labels: Labels) -> float:
-        """Accuracy: the share of the pictures whose label is predicted, between 0 and 1."""
-        wanted = as_labels(labels, len(images))
+        """Accuracy: the share of the pictures whose label is predicted, between 0 and 1.
+
+        >>> learner.score(pictures, ["sky"] * 40)
+        0.5
+        """
+        wanted = arrays.as_labels(labels, len(images))
         if not wanted:
             raise UserError("there are no pictures to score")
         return sum(a == b for a, b in zip(self.predict(images).tolist(), wanted, strict=True)) / len(wanted)
@@ -298,9 +308,6 @@ class Learner:
         decoder = f"decoder {codec.spec}"
         kinds = dict.fromkeys(self.held, Kind("network")) | {decoder: Kind("decoder")} | self.method.kinds()
         return ledger_of(self.memory(), {decoder: codec.shared_bytes} | self.held | self.method.held(), kinds=kinds)
-
-    def save_memory(self, path: Path) -> None:
-        write_atomic(path, serialise(self.memory()))
 
     def save_pack(self, path: str | Path) -> None:
         """The memory alone, as a file to ship: `load_pack` of a learner of the same kind takes it up."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from protocore.registry import Registry
 
 Matrix = Sequence[Sequence[float]]
+Metric = Callable[[Matrix], float | None]
 
 
 def final_accuracy(r: Matrix) -> float:
@@ -35,13 +38,13 @@ def forgetting(r: Matrix) -> float | None:
     return sum(drops) / len(drops)
 
 
-def summary(r: Matrix) -> dict[str, float | None]:
-    return {
-        "A_T": final_accuracy(r),
-        "A_L": learning_accuracy(r),
-        "A_mean": average_accuracy(r),
-        "forgetting": forgetting(r),
-    }
+METRICS: Registry[Metric] = Registry("metric", {
+    "A_T": final_accuracy, "A_L": learning_accuracy, "A_mean": average_accuracy, "forgetting": forgetting}.items())
+
+
+def register(name: str, metric: Metric, *, replace: bool = False) -> None:
+    """Add a metric of one's own: every result has it from then on, in both settings (`Scores.more`)."""
+    METRICS.register(name, metric, replace=replace)
 
 
 def _square(r: Matrix) -> bool:

@@ -27,8 +27,8 @@ class ProtoCoreOptions(Options):
     shift: float = option(0.1, "weight of L_shift: exemplars of a returning class match its stored prototype")
     contrast: str = option("contrastive", "own class left out of the denominator, or kept in (Snell)",
                            choices=("contrastive", "prototypical"))
-    pro_temperature: float = option(0.1, "temperature τ of the prototype losses")
-    task_temperature: float = option(3.0, "temperature of the cross entropies")
+    pro_temperature: float = option(0.1, "temperature τ of the prototype losses", above=0)
+    task_temperature: float = option(3.0, "temperature of the cross entropies", above=0)
     beta: float = option(0.95, "share of the exemplars in the prototype of a returning class")
     masked: bool = option(True, "L_task_cur over the classes of the current data only")
     balanced: bool = option(True, "L_task_pre over all seen classes, current ones included, equal weight a class")

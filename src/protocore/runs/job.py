@@ -128,7 +128,7 @@ def _run(config: Resolved, folder: RunFolder, reporter: Reporter, every: float, 
     for note in late:
         reporter.note(note)
     result = job.result(notes)
-    learner.save_memory(folder.memory)
+    write_atomic(folder.memory, serialise(learner.memory()))
     learner.save_pack(folder.pack)
     learner.save(folder.learner)
     if records := learner.method.records():

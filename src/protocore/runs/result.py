@@ -11,9 +11,9 @@ from typing import Any
 from protocore.config import Settings, convert
 from protocore.errors import DataError, UserError, shown
 from protocore.files import read_json
-from protocore.learn.metrics import Matrix, summary
+from protocore.learn.metrics import METRICS, Matrix, final_accuracy
 from protocore.memory.ledger import Entry, Ledger
-from protocore.schema import Fields, Scalar
+from protocore.schema import Fields, Scalar, plain
 
 RESULT = "result.json"
 FORMAT = 1
@@ -30,10 +30,14 @@ class Scores:
     A_L: float | None = None
     A_mean: float | None = None
     forgetting: float | None = None
+    more: Mapping[str, float | None] = field(default_factory=dict)  # metrics that others have registered
 
     @classmethod
     def of(cls, r: Matrix) -> Scores:
-        return cls(r, **summary(r))  # type: ignore[arg-type]  # A_T is always a number
+        found = {name: metric(r) for name, metric in METRICS.items()}
+        own = {name: found.pop(name) for name in ("A_L", "A_mean", "forgetting")}
+        del found["A_T"]
+        return cls(r, final_accuracy(r), **own, more=found)
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,10 @@ def _settings(f: Fields) -> dict[str, Any]:
 def _scores(f: Fields, key: str) -> Scores:
     scores = f.fields(key)
     r = scores.matrix("R")
-    return Scores(r, scores.number("A_T"), *(scores.maybe(scores.number, name, None)
-                                             for name in ("A_L", "A_mean", "forgetting")))
+    own = {name: scores.maybe(scores.number, name, None) for name in ("A_L", "A_mean", "forgetting")}
+    more = scores.fields("more") if "more" in scores.values else Fields({}, f.name, f.way_out)
+    return Scores(r, scores.number("A_T"), **own,
+                  more={plain(name): more.maybe(more.number, name, None) for name in more.values})
 
 
 def _entry(row: Fields, *, lossless: bool) -> Entry:
