@@ -2,8 +2,10 @@
 
 import torch
 
-from helpers import learner, marked, task_of
+from helpers import begin, learner, marked, task_of
+from protocore.memory.fill import Reservoir
 from protocore.methods.parts.coreset import Coreset, Pool
+from protocore.methods.parts.replay import ReplayMethod
 
 
 def test_stored_candidates_of_a_class_are_its_own_pictures_wherever_they_lie():
@@ -20,3 +22,18 @@ def test_stored_candidates_of_a_class_are_its_own_pictures_wherever_they_lie():
     assert torch.equal(pool.images(rows), torch.stack([method.store.images[5], task.take(torch.tensor([1]))[0],
                                                        method.store.images[3]]))
     assert pool.labels[rows].tolist() == [1, 1, 1]
+
+
+def test_a_reservoir_that_was_over_its_budget_keeps_no_more_than_fitted():
+    mine = learner("er", (3, 16, 16), budget=3000, codec="webp:90", fill="stream")
+    task = task_of([0, 1] * 30, shape=(3, 16, 16))
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, ReplayMethod)
+    memory, rows = method.memory, torch.arange(60)
+    assert isinstance(memory.filler, Reservoir)
+    memory.filler.capacity = 60  # as planned from smaller pictures
+    memory.filler.offer(task.take(rows), task.labels_of(rows))
+    memory.settle()
+    assert 2 < len(memory.store) < 60
+    assert memory.filler.capacity == len(memory.store)
