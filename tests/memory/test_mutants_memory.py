@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from protocore.codecs import codec_named
+from protocore.memory.codings import Codings
 from protocore.memory.plan import Horizon, Size
 from protocore.memory.store import ExemplarStore
 
@@ -25,3 +26,18 @@ def test_the_size_of_exemplars_that_differ_is_their_mean_and_the_largest_one() -
     more = store.plan(Horizon((0, 1), {"exemplars": Size(10.5, 200)}), 3)
     assert more["exemplars/bytes"] == (torch.uint8, (32,))  # 31.5: a plan is rather too large than too small
     assert more["exemplars/lengths"] == (torch.uint8, (3,))
+
+
+def test_a_picture_of_the_open_task_is_coded_once_and_anew_after_it() -> None:
+    codec, coded = codec_named("webp:50", (1, 8, 8)), []
+    to_bytes = codec.to_bytes
+    codec.to_bytes = lambda z: coded.append(len(z)) or to_bytes(z)  # type: ignore[method-assign]
+    codings, images = Codings(codec), torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
+    first = codings.of(images[:3], torch.tensor([7, 2, 9]))
+    again = codings.of(images[[2, 4, 0]], torch.tensor([9, 5, 7]))
+    assert (again[0], again[2]) == (first[2], first[0])
+    assert coded == [3, 1]
+    codings.of(images[:2])  # of no row that is known
+    codings.forget()
+    codings.of(images[:3], torch.tensor([7, 2, 9]))
+    assert coded == [3, 1, 2, 3]
