@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from protocore.config import format_bytes
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 REDRAW = 0.25  # seconds between two looks at the loss: reading it makes a graphics processor wait
 
 
-class Reporter(Protocol):
-    """Who is told how a run goes on. `loss` is a tensor that may be on its way still: `float` it only to show it."""
+class Reporter:
+    """Who is told how a run goes on; what a subclass leaves out is not said. `loss` is a tensor that may be on its way still: `float` it only to show it."""
 
     def data(self, notes: Sequence[str]) -> None: ...
     def task(self, index: int, of: int, classes: int) -> None: ...
@@ -32,7 +32,7 @@ class Quiet(Reporter):
     """Tells nobody."""
 
 
-class Together:
+class Together(Reporter):
     """Tells each of several, in order: a console, a file of lines, a tracker."""
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
@@ -63,7 +63,7 @@ class Together:
             one.note(text)
 
 
-class RunProgress:
+class RunProgress(Reporter):
     """A bar with the current loss and the time left, and a line for every task that is learned.
 
     The bar is drawn where it can move (a terminal, a notebook with ipywidgets); elsewhere there are only the lines.
