@@ -18,7 +18,10 @@ REDRAW = 0.25  # seconds between two looks at the loss: reading it makes a graph
 
 
 class Reporter:
-    """Who is told how a run goes on; what a subclass leaves out is not said. `loss` is a tensor that may be on its way still: `float` it only to show it."""
+    """Who is told how a run goes on; what a subclass leaves out is not said.
+
+    `loss` is a tensor that may be on its way still: `float` it only to show it.
+    """
 
     def data(self, notes: Sequence[str]) -> None: ...
     def task(self, index: int, of: int, classes: int) -> None: ...
