@@ -12,6 +12,7 @@ from protocore.data.stream import Stream
 from protocore.learn.cflat import flat_step
 from protocore.learn.evaluate import evaluate
 from protocore.learn.loop import Plan, first_is_over, steps_for
+from protocore.learn.room import window_size
 
 
 @pytest.mark.parametrize(("samples", "epochs", "least", "steps"), [
@@ -62,3 +63,8 @@ def test_a_class_that_has_not_come_yet_is_no_choice_and_no_mistake_of_the_progra
     assert row.per_class[2] == 0
     assert row.class_incremental == row.task_incremental
     assert row.class_incremental[0] <= 100 * 8 / 12
+
+
+@pytest.mark.parametrize(("window", "batch", "size"), [(25, 10, 20), (30, 10, 30), (5, 10, 10)])
+def test_windows_of_an_online_stream_are_whole_batches(window: int, batch: int, size: int) -> None:
+    assert window_size(Settings(online=True, online_window=window, batch=batch)) == size

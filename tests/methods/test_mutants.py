@@ -4,8 +4,10 @@ import torch
 
 from helpers import begin, learner, marked, task_of
 from protocore.memory.fill import Reservoir
+from protocore.methods import protocore_condensing
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.replay import ReplayMethod
+from protocore.methods.protocore_condensing import Condensing
 
 
 def test_stored_candidates_of_a_class_are_its_own_pictures_wherever_they_lie():
@@ -37,3 +39,26 @@ def test_a_reservoir_that_was_over_its_budget_keeps_no_more_than_fitted():
     memory.settle()
     assert 2 < len(memory.store) < 60
     assert memory.filler.capacity == len(memory.store)
+
+
+def test_a_class_that_only_visits_keeps_the_prototype_of_the_task_that_was_about_it():
+    mine = learner("protocore", spc=2, condense_steps=0, exemplars="coded", prototype_dtype="float32")
+    mine.learn(task_of([0, 1] * 8, images=marked([0, 1] * 8)))
+    method = mine.method
+    assert isinstance(method, Condensing)
+    before = method.prototypes.get([0, 1])
+    mine.learn(task_of([2] * 12 + [1] * 10 + [0], seed=1))  # class 0 has one image, class 1 almost an equal share
+    after = method.prototypes.get([0, 1])
+    assert torch.equal(after[0], before[0])
+    assert not torch.allclose(after[1], before[1], atol=1e-4)
+    assert method.prototypes.classes == [0, 1, 2]
+
+
+def test_samples_are_believed_unless_too_few_are_right_for_every_exemplar_to_blend(monkeypatch):
+    mine = learner("protocore", spc=2, condense_steps=1, exemplars="synthetic", blend=3)
+    asked, real = [], protocore_condensing.believed
+    monkeypatch.setattr(protocore_condensing, "believed",
+                        lambda labels, correct, least=1: asked.append(least) or real(labels, correct, least))
+    mine.learn(task_of([0, 1] * 8))
+    assert asked[0].tolist() == [6, 6]  # two exemplars, each the mean of three samples or more
+    assert asked[1] == 1  # the prototype is one mean
