@@ -217,8 +217,9 @@ def convert(cls: type, name: str, value: Any) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
+        word = str(value).lower() if isinstance(value, str) or value in (0, 1) else ""
         for words, meant in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
-            if str(value).lower() in words:
+            if word in words:
                 return meant
         raise UserError(f"{flag(name)} {shown(value)} is neither true nor false")
     try:

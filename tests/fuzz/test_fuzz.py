@@ -43,6 +43,15 @@ def test_damage_that_is_sealed_again_passes_the_checksum(name: str, tmp_path: Pa
     assert len(set(behind)) > 25
 
 
+@pytest.mark.parametrize("key", ["method", "benchmark", "preset", "online", "cflat", "seed", "budget", "lr", "spc",
+                                 "codec", "norm", "unknown"])
+def test_a_number_that_python_would_not_write_out_is_one_error_wherever_it_stands(key: str, tmp_path: Path) -> None:
+    warm(TARGETS["toml"], tmp_path)
+    words = check(TARGETS["toml"], f"{key} = 0b{'1' * 40_000}\n".encode(), tmp_path)
+    assert words is not None
+    assert "Exceeds the limit" not in words
+
+
 def faulty(read: object) -> Target:
     return Target("faulty", "file", lambda: [b"sound"], read)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocore.cli.parser import Parser, number, sort_words
-from protocore.config import Settings, flag, kind_of, plural
+from protocore.config import Settings, convert, flag, kind_of, plural
 from protocore.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _method_of_files(flags: Sequence[str]) -> str | None:
         method = read_config_file(Path(given["--config"])).get("method")
     if method is None and "--like" in given:
         method = _like(given["--like"]).method
-    return None if method is None else str(method)
+    return None if method is None else convert(Settings, "method", method)
 
 
 def seeds_in(text: str) -> list[int]:

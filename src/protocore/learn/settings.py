@@ -15,7 +15,7 @@ Layer = tuple[Source, Mapping[str, Any]]
 def settings_of(given: Mapping[str, Any]) -> Resolved:
     """For a learner of one's own pictures: no benchmark, so no recipe of one."""
     given = {k: v for k, v in given.items() if v is not None}
-    method = method_named(str(given.get("method", "protocore")))
+    method = method_named(convert(Settings, "method", given.get("method", "protocore")))
     return resolve([(Source("method", f"method {method.name}"), method.defaults),
                     *method_layers(method, given, source=None), (Source("flag"), given)], method.Options)
 
@@ -26,7 +26,7 @@ def method_layers(method: type[Method], given: Mapping[str, Any], *, source: str
     --online lies under the method's preset, whose batch sizes are published ones; its single pass lies over the
     method's epochs, unless the method says how many an online run takes.
     """
-    preset = str(given.get("preset", "default"))
+    preset = convert(Settings, "preset", given.get("preset", "default"))
     wishes = {wish for wish in ("online", "cflat")
               if convert(Settings, wish, given.get(wish, method.defaults.get(wish, False)))}
     published = [("online" in key.split(), (Source("preset", f"preset {key} of {method.name}"), layer))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from protocore.config import Resolved, Source, flag, read_config_file, resolve
+from protocore.config import Resolved, Settings, Source, convert, flag, read_config_file, resolve
 from protocore.data.benchmarks import benchmark_named
 from protocore.learn.settings import method_layers
 from protocore.methods import method_named
@@ -30,9 +30,11 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None, like: R
     given: dict[str, Any] = {}
     for layer in (*(values for _, values in middle), said):
         given |= {k.replace("-", "_"): v for k, v in layer.items() if v is not None}
-    method = method_named(str(given.get("method", "protocore")))
-    name = str(given.get("benchmark", "digits"))
-    benchmark, recipe, preset = benchmark_named(name), recipe_for(name), str(given.get("preset", "default"))
+    # Converted, as what a file holds there may be anything.
+    method = method_named(convert(Settings, "method", given.get("method", "protocore")))
+    name, preset = (convert(Settings, key, given.get(key, value))
+                    for key, value in (("benchmark", "digits"), ("preset", "default")))
+    benchmark, recipe = benchmark_named(name), recipe_for(name)
     return resolve([
         (Source("method", f"method {method.name}"), method.defaults),
         (Source("benchmark", f"benchmark {name}"),
