@@ -4,7 +4,7 @@ import torch
 
 from helpers import begin, learner, marked, task_of
 from protocore.memory.fill import Reservoir
-from protocore.methods import protocore_condensing
+from protocore.methods import onpro, protocore_condensing
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.replay import ReplayMethod
 from protocore.methods.protocore_condensing import Condensing
@@ -62,3 +62,15 @@ def test_samples_are_believed_unless_too_few_are_right_for_every_exemplar_to_ble
     mine.learn(task_of([0, 1] * 8))
     assert asked[0].tolist() == [6, 6]  # two exemplars, each the mean of three samples or more
     assert asked[1] == 1  # the prototype is one mean
+
+
+def test_onpro_weighs_similarities_from_the_second_task_on(monkeypatch):
+    mine = learner("onpro", (3, 8, 8), spc=3, similarity=2.5, variants=2)
+    weights, real = [], onpro.similarity
+    monkeypatch.setattr(onpro, "similarity", lambda z, f, begin, weight: weights.append(weight) or real(z, f, begin,
+                                                                                                        weight))
+    mine.learn(task_of([0, 1] * 6, shape=(3, 8, 8)))
+    assert set(weights) == {1.0}
+    weights.clear()
+    mine.learn(task_of([2, 3] * 6, seed=1, shape=(3, 8, 8)))
+    assert set(weights) == {2.5}
