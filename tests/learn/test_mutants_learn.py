@@ -1,5 +1,7 @@
 """Small changes of the code that no other test would see."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from protocore.data.images import ArrayImages, array_set
 from protocore.data.stream import Stream
 from protocore.learn.cflat import flat_step
 from protocore.learn.evaluate import evaluate
+from protocore.learn.learner import Learner
 from protocore.learn.loop import Plan, first_is_over, steps_for
 from protocore.learn.room import window_size
 
@@ -68,3 +71,13 @@ def test_a_class_that_has_not_come_yet_is_no_choice_and_no_mistake_of_the_progra
 @pytest.mark.parametrize(("window", "batch", "size"), [(25, 10, 20), (30, 10, 30), (5, 10, 10)])
 def test_windows_of_an_online_stream_are_whole_batches(window: int, batch: int, size: int) -> None:
     assert window_size(Settings(online=True, online_window=window, batch=batch)) == size
+
+
+def test_a_loaded_learner_knows_which_classes_came_first(tmp_path: Path) -> None:
+    """C-Flat, online, waits for the first class that is not among them."""
+    mine = learner("er")
+    for labels in ([0, 1], [2]):
+        mine.learn(task_of(labels * 4))
+    mine.save(tmp_path / "learner")
+    again = Learner.load(tmp_path / "learner")
+    assert (again.method.first_classes, again.method.seen, again.method.current) == ([0, 1], [0, 1, 2], [2])

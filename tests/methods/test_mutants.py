@@ -74,3 +74,13 @@ def test_onpro_weighs_similarities_from_the_second_task_on(monkeypatch):
     weights.clear()
     mine.learn(task_of([2, 3] * 6, seed=1, shape=(3, 8, 8)))
     assert set(weights) == {2.5}
+
+
+def test_real_exemplars_are_planned_for_every_class():
+    mine = learner("protocore", spc=1, real=2, condense_steps=0)
+    mine.learn(task_of([0, 1] * 6))
+    task = task_of([2, 3] * 6, seed=1)
+    begin(mine, task)
+    plan = mine.method.planned(mine.method.horizon(task), 4)
+    assert plan["real exemplars/labels"][1] == (8,)
+    assert [plan[name][1] for name in plan if name.endswith("exemplars/labels") and "real" not in name] == [(4,)]
