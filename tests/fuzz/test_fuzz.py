@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -50,6 +52,18 @@ def test_a_number_that_python_would_not_write_out_is_one_error_wherever_it_stand
     words = check(TARGETS["toml"], f"{key} = 0b{'1' * 40_000}\n".encode(), tmp_path)
     assert words is not None
     assert "Exceeds the limit" not in words
+
+
+def test_a_member_without_a_name_is_one_error(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        bundle.writestr("a", b"")
+    data = bytearray(buffer.getvalue())
+    at = data.index(b"PK\1\2") + 28
+    data[at : at + 4] = bytes([0, 0, 1, 0])  # no bytes of a name, one of an extra field
+    words = check(TARGETS["zip"], bytes(data), tmp_path)
+    assert words is not None
+    assert "cannot be unpacked" in words
 
 
 def faulty(read: object) -> Target:

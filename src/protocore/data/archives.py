@@ -47,7 +47,7 @@ def unpack(archive: Path, root: Path, limit: int) -> None:
             with stream, open(target, "xb") as out:
                 shutil.copyfileobj(stream, out)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError,
-            ValueError, OverflowError, OSError) as error:
+            ValueError, OverflowError, IndexError, OSError) as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise
         raise DataError(f"{archive}: cannot be unpacked ({error}); delete it and get it again") from error
