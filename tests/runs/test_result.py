@@ -137,9 +137,15 @@ def test_a_stored_run_is_this_run_only_with_its_settings_and_its_files(finished,
         gone.unlink()
         assert stored(config, folder) is None
         gone.write_bytes(kept)
-    folder.memory.write_bytes(folder.memory.read_bytes()[:-1])
+    for damaged in (folder.pack, folder.learner, folder.memory):
+        kept = damaged.read_bytes()
+        for change in (kept[:-1], kept[:-1] + bytes([kept[-1] ^ 1])):
+            damaged.write_bytes(change)
+            assert stored(config, folder) is None
+        damaged.write_bytes(kept)
+    folder.checkpoint.write_bytes(b"of a run that was begun anew")
     assert stored(config, folder) is None
-    folder.memory.write_bytes(kept)
+    folder.checkpoint.unlink()
     assert stored(config, folder) == result
 
 
@@ -234,7 +240,8 @@ def test_pictures_that_are_replaced_between_kill_and_resume_are_noticed(tmp_path
 
 @pytest.mark.parametrize(("change", "says"), [
     ({"position": 99}, "99"), ({"step": 10**6}, "1,000,000"), ({"step": "x"}, "step"), ({"position": -1}, "position"),
-    ({"class_il": [[1.0]] * 99}, "damaged"), ({"kept": [1, 2, 3]}, "kept"), ({"task_il": [["x"]]}, "task_il"),
+    ({"class_il": [[1.0]] * 99}, "damaged"),
+    ({"position": 1}, "measurements"), ({"position": 2}, "damaged"), ({"step": 0, "position": 0}, "measurements"), ({"kept": [1, 2, 3]}, "kept"), ({"task_il": [["x"]]}, "task_il"),
 ])
 def test_a_checkpoint_that_stands_nowhere_is_refused(change, says, tmp_path):
     from safetensors import safe_open

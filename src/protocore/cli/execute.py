@@ -58,7 +58,8 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
             result = run(config, folder, reporters=[reporter], checkpoint_seconds=every, restart=restart or again,
                          stop=stop.asked, finished=draw)
     except Interrupted:
-        print(f"protocore: stopped; the checkpoint is in {folder.path}, and the same command goes on from there",
+        said = " without --again" if again else " without --restart" if restart else ""
+        print(f"protocore: stopped; the checkpoint is in {folder.path}, and the same command{said} goes on from there",
               file=sys.stderr)
         raise SystemExit(130) from None
     return Done(result, folder.path, False)

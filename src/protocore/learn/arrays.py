@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,26 @@ def checked_shape(shape: Sequence[int]) -> ImageShape:
 
 
 def checked_images(images: Images, shape: ImageShape) -> Tensor:
-    """Pictures (N, C, H, W) of the learner's shape: uint8, or floats between 0 and 1."""
-    x = torch.as_tensor(images)
+    """Pictures (N, C, H, W) of the learner's shape: uint8, or float32 between 0 and 1."""
+    try:  # torch takes no array that is read backwards, as a mirrored one is
+        x = torch.as_tensor(np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"images must be an array or a tensor of numbers; met {shown(images)}") from None
     if x.ndim != 4 or tuple(x.shape[1:]) != tuple(shape):
-        raise UserError(f"images must have shape (N, {', '.join(map(str, shape))}); met {tuple(x.shape)}")
+        last = x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == tuple(shape)
+        hint = ": channels come first, as .transpose(0, 3, 1, 2) puts them" if last else \
+            ": one picture is images[None]" if tuple(x.shape) == tuple(shape) else ""
+        raise UserError(f"images must have shape (N, {', '.join(map(str, shape))}); met {tuple(x.shape)}{hint}")
     if x.dtype == torch.uint8:
         return x
     if not x.is_floating_point():
         raise UserError(f"images must be uint8, or floats between 0 and 1; met {str(x.dtype).removeprefix('torch.')}")
-    if len(x) and not (float(x.min()) >= 0 and float(x.max()) <= 1):  # NaN is neither
+    if bool(x.isnan().any()):
+        raise UserError("images as floats must lie between 0 and 1; met values that are no numbers (NaN)")
+    if len(x) and not (float(x.min()) >= 0 and float(x.max()) <= 1):
         raise UserError(f"images as floats must lie between 0 and 1; met {float(x.min()):g} to {float(x.max()):g}: "
                         "divide by 255, or give uint8")
-    return x
+    return x.float()
 
 
 def as_bytes(images: Tensor) -> Tensor:
@@ -47,6 +55,8 @@ def as_bytes(images: Tensor) -> Tensor:
 
 def as_labels(labels: Labels, count: int) -> list[Hashable]:
     """One label a picture; numpy's and torch's numbers become Python's, so that 5 is 5."""
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        raise UserError(f"labels: give a list with one label for each picture; met {shown(labels)}")
     values: list[Any] = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else \
         [v.item() if isinstance(v, np.generic) or (isinstance(v, Tensor) and v.ndim == 0) else v for v in labels]
     if len(values) != count:

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from protocore.learn.learner import Learner
 
 L = TypeVar("L", bound="Learner")
+MACHINE = ("data_root", "strict", "threads", "memory_format", "device", "precision")  # where it runs, not what it is
 
 
 def save_learner(learner: Learner, path: Path, extra: Mapping[str, Any]) -> None:
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give the name of a file in it")
     for label in learner.classes_:
         if not is_scalar(label):
             raise UserError(f"{path}: the label {shown(label)} cannot be stored; labels that are saved are texts, "
@@ -86,7 +89,10 @@ def restore(learner: Learner, path: Path, task: Task | None) -> dict[str, Any]:
     """Take up what was saved by a learner of the same kind; `task` is the open one where it was saved inside one."""
     checkpoint = read_checkpoint(path)
     header = checkpoint.header
-    for what, there, here in (("method", header.settings.get("method"), learner.settings.method),
+    mine, stored = asdict(learner.settings) | asdict(learner.config.options), {**header.settings, **header.options}
+    others = [name for name in mine if name not in MACHINE and stored.get(name, mine[name]) != mine[name]]
+    for what, there, here in (*((name, stored[name], mine[name]) for name in others),
+                              ("method", header.settings.get("method"), learner.settings.method),
                               ("image shape", list(header.image_shape), list(learner.image_shape))):
         if there != here:
             raise DataError(f"{path}: the learner there has {what} {shown(there)}, this one {shown(here)}; take it up "
@@ -104,7 +110,8 @@ def take_up(learner: Learner, checkpoint: Checkpoint, task: Task | None) -> None
         learner.classes_, learner.tasks_ = list[Hashable](header.classes), header.tasks
         method.seen, method.current = list(header.seen), list(header.current)
         method.first_classes = list(header.first_classes)
-        learner.seconds, learner.tools.seconds = dict(header.seconds), dict(header.inner_seconds)
+        learner.seconds = {"learn": 0.0} | dict(header.seconds)
+        learner.tools.seconds = dict(header.inner_seconds)
         learner.images_learned, learner.held = header.images, dict(header.held)
         method.load_state(checkpoint.part("method"))
         if task is not None:
@@ -128,8 +135,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor
         state.setdefault(int(index), {})[name] = value
     blank = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    wanted = {"sgd": {"momentum_buffer"}}.get(type(optimizer).__name__.lower(), {"step", "exp_avg", "exp_avg_sq"})
     for index, values in state.items():
         shape = parameters[index].shape
+        if values.keys() != wanted:
+            raise ValueError(f"the optimiser's state of parameter {index} is not complete")
         if odd := [name for name, value in values.items() if value.shape != shape and value.numel() != 1]:
             raise ValueError(f"the optimiser's {odd[0]} of parameter {index} is not of its shape")
     optimizer.load_state_dict({"state": state, "param_groups": blank["param_groups"]})
@@ -141,12 +151,11 @@ def take_pack(learner: Learner, path: Path) -> None:
         raise UserError(f"{path}: this learner has learned {len(learner.classes_)} classes already; a pack is taken up "
                         "by a new one")
     pack = unpack(path)
-    codec = learner.tools.codec
     for what, there, here in (("method", pack.method, learner.settings.method),
-                              ("picture shape", tuple(pack.image_shape), tuple(learner.image_shape)),
-                              ("codec", pack.digest or codec.digest, codec.digest)):
+                              ("picture shape", tuple(pack.image_shape), tuple(learner.image_shape))):
         if there != here:
             raise DataError(f"{path}: its {what} is {shown(there)}, this learner's is {shown(here)}; make one like it")
+    pack.check_codec(learner.tools.codec)
     labels = sorted({int(c) for name, t in pack.tensors.items() if name.endswith("/labels") for c in t.tolist()})
     if labels and labels[-1] >= len(pack.class_names):
         raise DataError(f"{path}: a class of its memory has no name; it is damaged")

@@ -311,6 +311,8 @@ class Learner:
 
     def save_pack(self, path: str | Path) -> None:
         """The memory alone, as a file to ship: `load_pack` of a learner of the same kind takes it up."""
+        if odd := [label for label in self.classes_ if not isinstance(label, str)]:
+            raise UserError(f"{path}: a pack names classes by texts, which {shown(odd[0])} is not: learn them as texts")
         origins = {store.name: str(store.origin) for store in self.method.stores()}
         write_pack(Path(path), self.memory(), class_names=self.class_names, codec=self.tools.codec,
                    method=self.settings.method, origins=origins)
@@ -342,6 +344,6 @@ class Learner:
         learner.speaks_python = True
         return learner
 
-    def restore(self, path: Path, task: Task | None = None) -> dict[str, Any]:
+    def restore(self, path: str | Path, task: Task | None = None) -> dict[str, Any]:
         """Take up what `save` wrote; `task` is the open task where it was saved inside one. Returns `extra`."""
-        return restore(self, path, task)
+        return restore(self, Path(path), task)

@@ -13,7 +13,7 @@ from typing import Any
 
 from protocore.config import Resolved, flag
 from protocore.errors import DataError
-from protocore.files import hold_folder, read_tensors, remove_parts, write_json
+from protocore.files import hold_folder, remove_parts, write_json
 from protocore.runs.result import RESULT, Result, read_result
 
 # They change where and how fast a run goes, not what it is. Threads change the last bits: a run says which it had.
@@ -75,15 +75,21 @@ class RunFolder:
         write_json(self.path / "config.json", config.to_json())
 
     def finished(self) -> Result | None:
-        """The result, if it can be read and what belongs to it is there; None where the run must be made (again)."""
+        """The result, if what belongs to it is there as it was written; None where the run must be made (again).
+
+        A checkpoint beside it is of a run that was begun anew and is not finished.
+        """
         try:
             result = read_result(self.path)
-            kept = self.memory.stat().st_size
-            read_tensors(self.memory)
+            whole = self.path.is_dir() and not self.checkpoint.exists() and self.sums() == result.files
         except (DataError, OSError):
             return None
-        whole = kept == result.bytes_kept and self.pack.is_file() and self.learner.is_file()
-        return result if whole and self.path.is_dir() else None
+        return result if whole else None
+
+    def sums(self) -> dict[str, str]:
+        """sha256 of the files that a finished run has beside its result."""
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in (self.memory, self.pack, self.learner)}
 
 
 def differences(there: Mapping[str, Any], here: Resolved | Mapping[str, Any]) -> list[str]:

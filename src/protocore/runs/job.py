@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,7 @@ def _run(config: Resolved, folder: RunFolder, reporter: Reporter, every: float, 
     learner.save(folder.learner)
     if records := learner.method.records():
         write_atomic(folder.records, serialise(records))
+    result = replace(result, files=folder.sums())
     if finished:
         finished(learner, result)
     write_json(folder.result, result.to_json())
@@ -253,8 +254,17 @@ class _Job:
             header = read_checkpoint(path).header
             extra = Fields(header.extra, path, _RESTART, "extra.")
             digest, progress = extra.text("data_digest"), Progress.read(extra.fields("run"))
-            if progress.position > last or len(progress.class_il) > len(self.stream):
+            if progress.position > last or (progress.step and progress.position >= max(last, 1)):
                 raise DataError(f"{path}: damaged, it stands at {progress.position:,} of {last:,}")
+            rows = len(progress.class_il)
+            offline = not self.learner.settings.online and not self.learner.method.sees_everything
+            if rows > len(self.stream) or (offline and rows != progress.position) or any(
+                    len(row) != i + 1 for r in (progress.class_il, progress.task_il) for i, row in enumerate(r)):
+                raise DataError(f"{path}: damaged, its measurements are not those of {progress.position:,} tasks")
+            if header.classes != list(self.stream.class_names)[: len(header.classes)]:
+                raise DataError(f"{path}: damaged, its classes are not those of the data")
+            if progress.step and not header.has_optimizer:
+                raise DataError(f"{path}: damaged, it stands inside a task and has no optimiser")
             task = open_task(progress.position) if progress.step else None
             if task is not None and progress.step >= steps(task):
                 raise DataError(f"{path}: damaged, it stands at step {progress.step:,} of {steps(task):,}")

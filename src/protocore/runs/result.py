@@ -65,6 +65,7 @@ class Result:
     peak_memory_bytes: int = 0
     resident_after_each_task: Sequence[int] = ()
     notes: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # sha256 of what was written beside it, by name
 
     @property
     def method(self) -> str:
@@ -116,7 +117,8 @@ class Result:
     def small(self) -> dict[str, Any]:
         """The compact form for a repository: no accuracy by class, no long lists of names, no path of the machine."""
         full = self.to_json()
-        kept = {k: _rounded(v) for k, v in full.items() if k not in ("per_class", "settings", "options")}
+        left_out = ("per_class", "settings", "options", "files")
+        kept = {k: _rounded(v) for k, v in full.items() if k not in left_out}
         if len(self.class_names) > LONG_LIST:
             del kept["class_names"]
         kept["sources"] = {k: v for k, v in self.sources.items() if v != "default" and k != "data_root"}
@@ -166,7 +168,8 @@ def result_of(document: Any, name: object) -> Result:
         images_per_second=f.maybe(f.number, "images_per_second", 0.0),
         peak_memory_bytes=f.maybe(f.whole, "peak_memory_bytes", 0),
         resident_after_each_task=f.maybe(f.wholes, "resident_after_each_task", []),
-        notes=f.maybe(f.texts, "notes", []))
+        notes=f.maybe(f.texts, "notes", []),
+        files={name: str(value) for name, value in f.maybe(f.scalars, "files", {}).items()})
 
 
 def _missing(path: Path) -> str:
