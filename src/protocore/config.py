@@ -287,7 +287,8 @@ def resolve(layers: Iterable[tuple[Source, Mapping[str, Any]]], options_cls: typ
                 from protocore.registry import near
 
                 meant = near(key, known)
-                raise UserError(f"unknown setting {shown(flag(key))[1:-1]}{'' if source.kind == 'flag' else f' (from {source})'}"
+                where = "" if source == "flag" else f" (from {source})"
+                raise UserError(f"unknown setting {shown(flag(key))[1:-1]}{where}"
                                 f"{f'; did you mean {flag(meant)}?' if meant else ''}")
         given = {key: convert(known[key], key, value) for key, value in given.items()}
         # One way of saying how much is kept replaces another that an earlier layer chose.

@@ -101,7 +101,8 @@ def test_a_hash_that_is_not_the_content_s_is_refused(saved, tmp_path):
 
 
 def test_a_learner_of_another_method_or_shape_does_not_take_it_up(saved):
-    for other, says in ((Learner("derpp", SHAPE), "method"), (Learner("er", (1, 8, 6)), "image shape")):
+    same = {"spc": 3, "steps": 2, "backbone": "mlp", "width": 8, "threads": 1}
+    for other, says in ((Learner("derpp", SHAPE, **same), "method"), (Learner("er", (1, 8, 6), **same), "image shape")):
         with pytest.raises(UserError, match=says):
             other.restore(saved)
         assert other.classes_ == []
