@@ -42,7 +42,7 @@ from protocore.config import Resolved
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.learn.metrics import summary
+from protocore.learn.metrics import METRICS
 from protocore.memory.ledger import Entry, Ledger
 from protocore.runs.configure import configure
 from protocore.runs.folder import RunFolder
@@ -65,7 +65,8 @@ def made_up(r: list[list[float]] = R, told: list[list[float]] = TOLD, **flags: A
         "format": 1, "command": "protocore run er digits", **copy.deepcopy(config.to_json()),
         "data_digest": "6a22", "code_version": "0.1.0", "machine": {"torch": "2.13.0", "cores": 1},
         "tasks": len(r[-1]), "class_names": [f"class {i}" for i in range(2 * len(r[-1]))],
-        "class_incremental": {"R": r, **summary(r)}, "task_incremental": {"R": told, **summary(told)},
+        "class_incremental": {"R": r, **{name: metric(r) for name, metric in METRICS.items()}},
+        "task_incremental": {"R": told, **{name: metric(told) for name, metric in METRICS.items()}},
         "per_class": [{"0": 12.3456}], "ledger": ledger, "bytes_kept": sum(e["bytes"] for e in ledger),
         "bytes_after_each_task": [1, 2, 3, 4], "seconds": {"learn": 12.345, "condense": 1.0, "select": 0.5},
         "images_per_second": 1521.04, "peak_memory_bytes": 446656512,
