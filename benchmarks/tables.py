@@ -10,12 +10,14 @@ from collections import defaultdict
 from pathlib import Path
 
 from protocore.bench import figures
+from protocore.bench.compared import gather, protocols
+from protocore.bench.frontier_figure import frontier_figure
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 from protocore.runs.result import Result, read_result
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/codecs.md", "docs/methods.md")
+PAGES = ("README.md", "docs/results.md", "docs/codecs.md", "docs/methods.md", "docs/privacy.md")
 AIMS = {("CIFAR-100 test", 72): 25.5, ("CIFAR-100 test", 144): 28.5}  # dB that the shipped decoder was to reach
 
 
@@ -53,7 +55,7 @@ def runs_table(table: str) -> str:
             return "–" if None in values else mean_std(values)
 
         seconds = [r.seconds["learn"] for r in results]
-        inner = [sum(v for k, v in r.seconds.items() if k != "learn") for r in results]
+        inner = [sum(v for k, v in r.seconds.items() if k not in ("learn", "evaluate")) for r in results]
         rows.append({
             "command": f"`{command(results[0].command)}`",
             "A_T": over_seeds("class_incremental", "A_T"),
@@ -91,19 +93,26 @@ def codec_runs_table(table: str) -> str:
     return markdown_table(rows)
 
 
-def bytes_table(table: str) -> str:
-    """The same runs in short: a row a memory and room, the codec gap closed by `mix`."""
+def fast_table(table: str) -> str:
+    """Full-size runs in short: what is kept, with the decoder apart, and what comes of it."""
     rows = []
-    for words, rooms in memories(table).items():
-        for results in rooms:
-            accuracy = mean_std([r.class_incremental.A_T for r in results])
-            room = results[0].settings["budget"]
-            rows.append((room, {
-                "room": f"{room / 1000:,.0f} KB", "memory": words,
-                "kept": kept(results), "a class": kept(results, a_class=True),
-                "decoder": format_bytes(size) if (size := results[0].decoder_bytes) else "–",
-                "exemplars a class": exemplar_words(*results), "A_T": f"{accuracy} ({len(results)})"}))
-    return markdown_table([row for _, row in sorted(rows, key=lambda r: r[0])])
+    for name, results in stored(table).items():
+        first = results[0]
+        rows.append((first.settings["method"] not in ("joint", "finetune"), -final(results), {
+            "memory": name, "kept": kept(results), "a class": kept(results, a_class=True),
+            "decoder": format_bytes(size) if (size := first.decoder_bytes) else "–",
+            "exemplars a class": exemplar_words(*results),
+            "A_T": f"{mean_std([r.class_incremental.A_T for r in results])} ({len(results)})",
+            "A_L": "–" if first.class_incremental.A_L is None else
+                   mean_std([r.class_incremental.A_L for r in results if r.class_incremental.A_L is not None]),
+            "task-inc. A_T": mean_std([r.task_incremental.A_T for r in results]),
+            "minutes": f"{sum(sum(r.seconds.values()) for r in results) / len(results) / 60:.0f}",
+            "command": f"`{command(first.command)}`"}))
+    return markdown_table([row for *_, row in sorted(rows, key=lambda row: row[:2])])
+
+
+def final(results: list[Result]) -> float:
+    return sum(r.class_incremental.A_T for r in results) / len(results)
 
 
 def starts_table(table: str) -> str:
@@ -190,6 +199,18 @@ def costs_table() -> str:
     ])
 
 
+def forgetting_table() -> str:
+    """What is left of a forgotten class, by steps of unlearning, between having learned it and never having done so."""
+    words = {"before": "learned", "0": "forgotten", "never": "never learned"}
+    report = json.loads((ROOT / "results" / "forgetting.json").read_text())
+    return markdown_table([
+        {"method": f"`{r['method']}`", "the class is": words.get(r["when"]) or f"forgotten, {r['when']} steps",
+         "others, test": f"{r['others']:.1f} %", "AUC": f"{r['auc']:.2f}", "by chance": f"0.5 ± {r['chance']:.2f}",
+         "sure": f"{r['sure']:.2f}"}
+        for r in report["rows"]
+    ])
+
+
 def overhead_table() -> str:
     report = json.loads((ROOT / "results" / "overhead.json").read_text())
     return markdown_table([
@@ -223,14 +244,14 @@ def memories(table: str) -> dict[str, list[list[Result]]]:
 def main() -> None:
     blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir()) if p.is_dir()}
     blocks["overhead"] = overhead_table()
-    special = {"cifar100-10-codecs": codec_runs_table, "cifar100-10-starts": starts_table}
+    special = {"cifar100-10-fast": fast_table, "cifar100-10-codecs": codec_runs_table,
+               "cifar100-10-starts": starts_table}
     blocks |= {name: make(name) for name, make in special.items() if name in blocks}
     reports = {"codecs": codecs_table, "condensation": condensation_table, "costs": costs_table,
-               "health": health_table}
+               "forgetting": forgetting_table, "health": health_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
     blocks["sweeps"] = sweeps_table()
-    blocks["cifar100-bytes"] = bytes_table("cifar100-10-codecs")
     blocks["imagenet-memory"] = memory_table("imagenet1k-100")
     for page in PAGES:
         path = ROOT / page
@@ -248,6 +269,9 @@ def main() -> None:
     figures.bytes_figure(seeds_0, pictures / "fashion-mnist-bytes.png")
     figures.accuracy_curves(seeds_0, pictures / "fashion-mnist-accuracy.png")
     figures.memories_figure(memories("cifar100-10-codecs"), pictures / "cifar100-bytes.png")
+    if (folder := ROOT / "results" / "cifar100-10-fast").is_dir():
+        (whole,) = protocols(gather([folder])[0])
+        frontier_figure(whole, pictures / "cifar100-fast.png")
 
 
 if __name__ == "__main__":

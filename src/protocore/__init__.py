@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from protocore.version import __version__
 
 if TYPE_CHECKING:
-    from protocore.api import Learner, Method, Result, Stream, Task, learner, register, run, stream
+    from protocore.api import Keeper, Learner, Method, Result, Stream, Task, learner, register, run, stream
 
-__all__ = ["Learner", "Method", "Result", "Stream", "Task", "__version__", "learner", "register", "run", "stream"]
+__all__ = ["Keeper", "Learner", "Method", "Result", "Stream", "Task", "__version__", "learner", "register", "run",
+           "stream"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from protocore.data.benchmarks import open_stream
 from protocore.data.stream import Stream, Task
+from protocore.field.keeper import Keeper
 from protocore.learn.learner import Learner
+from protocore.learn.settings import check_image_size
 from protocore.learn.words import python_words
 from protocore.methods import Method, register
 from protocore.runs.configure import configure
@@ -17,15 +20,15 @@ from protocore.runs.job import run as run_config
 from protocore.runs.reporters import RunProgress
 from protocore.runs.result import Result
 
-__all__ = ["Learner", "Method", "Result", "Stream", "Task", "learner", "register", "run", "stream"]
+__all__ = ["Keeper", "Learner", "Method", "Result", "Stream", "Task", "learner", "register", "run", "stream"]
 
 
 def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool = False, quiet: bool = False,
-        **settings: Any) -> Result:
+        track: str | Sequence[str] = (), **settings: Any) -> Result:
     """Run a method on a benchmark and return its result; a run that is stored already is only read.
 
     `settings` are the flags of `protocore run`, with underscores: spc=5, budget="64KB", online=True. What is done is
-    shown as it goes on, unless `quiet`.
+    shown as it goes on, unless `quiet`. `track` names trackers that are told too: "tensorboard", "wandb", "mlflow".
 
     >>> result = run("finetune", "digits", epochs=1, tasks=2, images_per_class=10, quiet=True)
     >>> result.tasks, result.classes
@@ -37,9 +40,9 @@ def run(method: str, benchmark: str, *, runs: str | Path = "runs", again: bool =
         if not again and (result := stored(config, folder)):
             return result
         if quiet:
-            return run_config(config, folder, restart=again)
+            return run_config(config, folder, restart=again, track=track)
         with RunProgress(f"{method} on {benchmark}") as reporter:
-            return run_config(config, folder, reporters=[reporter], restart=again)
+            return run_config(config, folder, reporters=[reporter], restart=again, track=track)
 
 
 def stream(benchmark: str, **settings: Any) -> Stream:
@@ -50,7 +53,10 @@ def stream(benchmark: str, **settings: Any) -> Stream:
     (2, ('0', '1', '2', '3'), (0.3,))
     """
     with python_words(True):
-        return open_stream(configure({"benchmark": benchmark, **settings}).settings)
+        settled = configure({"benchmark": benchmark, **settings}).settings
+        opened = open_stream(settled)
+        check_image_size(settled, opened.image_shape)
+        return opened
 
 
 def learner(method: str, on: Stream | str, **settings: Any) -> Learner:

@@ -96,10 +96,12 @@ class Settings(Options):
     method: str = option("protocore", "which method learns; see `protocore list methods`", group="run")
     benchmark: str = option("digits", "which stream it learns; see `protocore list benchmarks`", group="run")
     preset: str = option(
-        "default", "bundle of settings", group="run", choices=("default", "cpu", "paper")
+        "default", "bundle of settings", group="run", choices=("default", "fast", "cpu", "paper")
     )
     seed: int = option(0, "drives everything random: network, batches, augmentation, memory", group="run",
                        least=0, below=2**63)
+    forward_transfer: bool = option(False, "measure every task before it is learned, too, and an untrained network on "
+                                    "all of them: forward transfer (an evaluation more a task)", group="run")
 
     data_root: str | None = option(None, "folder of the data sets (else PROTOCORE_DATA)", group="data")
     class_order: str = option(
@@ -111,7 +113,11 @@ class Settings(Options):
     tasks: int | None = option(None, "learn only the first N tasks", group="data", least=1, most=10**6)
     images_per_class: int | None = option(None, "use only the first N training images of a class", group="data",
                                           least=1)
-    image_size: int | None = option(None, "side in pixels that picture files are scaled to", group="data", least=4,
+    validate: int = option(0, "measure on the last N percent of each class's training images, which are then not "
+                           "learned, in place of the test images: to choose settings by", group="data", least=0,
+                           most=90)
+    image_size: int | None = option(None, "side in pixels that picture files are scaled to; for a network that was "
+                                    "trained before, any pictures (EfficientNet-Lite: 160)", group="data", least=4,
                                     most=4096)
     strict: bool = option(False, "folder: what cannot be used (a damaged picture, an empty folder) is an error; else "
                           "it is named and left out", group="data")
@@ -132,24 +138,32 @@ class Settings(Options):
     codec: str = option("pixels", "how exemplars are stored; see `protocore list codecs`", group="memory")
     replay_space: str = option(
         "auto", "closes the gap between decoded exemplars and raw current images: mix passes half of each current "
-        "batch through the codec, codec everything (test images too), raw nothing; auto: mix where the codec is lossy",
-        group="memory", choices=("auto", "mix", "codec", "raw"),
+        "batch through the codec and compares old with new classes on what looks decoded only, half compares them on "
+        "all of it, codec passes everything through (test images too), raw nothing; auto: mix where the codec is lossy",
+        group="memory", choices=("auto", "mix", "half", "codec", "raw"),
     )
 
     backbone: str = option("convnet", "feature extractor; see `protocore list backbones`", group="network")
     width: int | None = option(None, "filters of the first stage (each backbone has its own default)",
                                group="network", least=1, most=8192)
     norm: str | None = option(None, "normalisation layers", group="network", choices=("batch", "group"))
+    weights: str | None = option(None, "FILE.safetensors with weights that the network begins with: a learner's file, "
+                                 "or the state of a backbone", group="network")
+    freeze: str = option("auto", "what of the network stays as it is: all (a picture is then learned as its features), "
+                         "none, or the first N stages; auto: all of one that was trained before, else none",
+                         group="network")
     head: str = option("linear", "classifier", group="network", choices=("linear", "cosine"))
     full_head: bool = option(False, "outputs for all classes of the benchmark from the start (else, and where nobody "
                              "knows how many there will be, they are added as classes arrive)", group="network")
 
-    optimizer: str = option("adam", "optimiser, made anew for each task", group="training",
-                            choices=("adam", "adamw", "sgd"))
+    optimizer: str = option("adam", "optimiser, made anew for each task; muon turns convolutions and "
+                            "leaves the rest to adam at lr / 100", group="training",
+                            choices=("adam", "adamw", "sgd", "muon"))
     lr: float = option(1e-3, "learning rate", group="training", above=0)
     momentum: float = option(0.0, "momentum of sgd", group="training", least=0)
     weight_decay: float = option(0.0, "weight decay", group="training", least=0)
-    schedule: str = option("constant", "constant, cosine, steps:E1,E2 (times 0.1 after these epochs), or "
+    schedule: str = option("constant", "constant, cosine, triangle (up in the first fifth, then down), "
+                           "steps:E1,E2 (times 0.1 after these epochs), or "
                            "restarts (warm-up, then cosines of 1, 2, 4... epochs)",
                            group="training")
     epochs: int = option(6, "passes over each task", group="training", least=1)
@@ -166,8 +180,12 @@ class Settings(Options):
     cflat_first: bool = option(False, "C-Flat in the first task too (its authors start with the second)",
                                group="training")
 
+    mirror: bool = option(False, "at prediction, scores are the mean of those of a picture and of its mirror image",
+                          group="network")
+
     device: str = option("auto", "auto, cpu, cuda or mps", group="machine")
-    precision: str = option("auto", "auto: bfloat16 where the device has units for it", group="machine",
+    precision: str = option("auto", "auto: bfloat16 where the device has units for it and "
+                            "pictures are large enough to gain by it", group="machine",
                             choices=("auto", "float32", "bfloat16"))
     memory_format: str = option("auto", "layout of image tensors", group="machine",
                                 choices=("auto", "contiguous", "channels_last"))
@@ -180,6 +198,8 @@ class Settings(Options):
             raise UserError(f"--blurry {self.blurry} leaves a task almost none of its own classes; give 0 to 90")
         if self.online and self.steps:
             raise UserError("--online sees each sample once, so --steps has no meaning; leave one of them out")
+        if not re.fullmatch("auto|all|none|[1-9][0-9]{0,3}", self.freeze):
+            raise UserError(f"--freeze {shown(self.freeze)}: give auto, all, none, or how many stages, from 1")
 
 
 def flag(name: str) -> str:
@@ -236,7 +256,8 @@ def convert(cls: type, name: str, value: Any) -> Any:
 class Source(str):
     """Where a value came from, in words; `kind` says it for programs.
 
-    Kinds: default, method, benchmark, budget (what goes with --budget), preset, online, file, like, flag.
+    Kinds: default, method, benchmark, budget (what goes with --budget), preset, online, network (what goes with one
+    that was trained before), file, like, flag.
     """
 
     kind: str

@@ -67,5 +67,17 @@ class BudgetError(UserError):
     """The next class does not fit into the bytes that were given."""
 
 
+class HeldError(UserError):
+    """Another process is working in this folder."""
+
+
+class LostError(UserError):
+    """Another process of this run is gone; `aloud` in the one that noticed first, which is to say so."""
+
+    def __init__(self, message: object = "", *, aloud: bool = True) -> None:
+        super().__init__(message)
+        self.aloud = aloud
+
+
 class SealError(RuntimeError):
     """A method touched the data of a task after that task was closed."""

@@ -11,16 +11,16 @@ import json
 import os
 import re
 import stat
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
-from safetensors.torch import save as to_safetensors
-from torch import Tensor
+from protocore.errors import DataError, HeldError, UserError, shown
 
-from protocore.errors import DataError, UserError, shown
+if TYPE_CHECKING:  # a device without torch reads and writes files too
+    from torch import Tensor
 
 MOST_JSON = 64 << 20  # bytes of a file of settings or results
 MOST_TENSORS = 16 << 30  # bytes of a safetensors file
@@ -29,6 +29,8 @@ _PART = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # a file that is being written, or 
 
 def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a memory file: safetensors, with a JSON header."""
+    from safetensors.torch import save as to_safetensors
+
     # An empty mapping is not the same as none: for a memory without tensors it makes a file that no reader takes.
     return to_safetensors({k: v.contiguous() for k, v in tensors.items()}, dict(metadata) if metadata else None)
 
@@ -61,18 +63,56 @@ def _sync(folder: Path) -> None:
         os.close(number)
 
 
-def remove_parts(folder: Path) -> None:
-    """Remove what killed writers left in a folder. Only its owner may call this: see `hold_folder`."""
+def remove_parts(folder: Path, of: Sequence[str] | None = None) -> None:
+    """Remove what killed writers left in a folder, or of these files in it. Only their owner may call this: see
+    `hold_folder` and `hold_file`."""
     for path in folder.glob(".*"):
-        if _PART.fullmatch(path.name) and path.is_file():
+        part = _PART.fullmatch(path.name)
+        if part and (of is None or part[1] in of) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
     """The folder is ours until the block ends or the process dies; a second holder is told who the first is."""
-    path = folder / ".lock"
-    number = _locked(folder, path)
+    try:
+        held = _lock(folder / ".lock")
+    except _Busy as busy:
+        raise HeldError(f"{folder}: {busy} is working in this folder; wait until it has finished, stop it, or give "
+                        "another folder with --out") from None
+    with held:
+        yield
+
+
+@contextlib.contextmanager
+def hold_file(path: Path, patience: float = 0.0, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """A file is ours to change until the block ends or the process dies; reading it needs no lock.
+
+    A second holder waits for so many seconds, `waiting` being told for whom, and then is told who the first is.
+    """
+    until, told = time.monotonic() + patience, False
+    while True:
+        try:
+            held = _lock(path.with_name(f".{path.name}.lock"))
+            break
+        except _Busy as busy:
+            if time.monotonic() >= until:
+                raise HeldError(f"{path}: {busy} is changing this file; wait until it has finished, or stop it"
+                                ) from None
+            if waiting and not told:
+                waiting(str(busy))
+            told = True
+        time.sleep(0.05)
+    with held:
+        yield
+
+
+class _Busy(Exception):
+    """Somebody else has the lock: who."""
+
+
+@contextlib.contextmanager
+def _held(path: Path, number: int) -> Iterator[None]:
     try:
         os.ftruncate(number, 0)
         os.pwrite(number, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
@@ -83,25 +123,26 @@ def hold_folder(folder: Path) -> Iterator[None]:
         os.close(number)  # which gives the lock back
 
 
-def _locked(folder: Path, path: Path) -> int:
-    """The lock's file, open and locked. One that its last holder removed meanwhile locks nothing: take the next."""
+def _lock(path: Path) -> contextlib.AbstractContextManager[None]:
+    """A lock by its file, taken now and held within the block. One that its last holder removed meanwhile locks
+    nothing: take the next."""
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror or error}); give another folder") from error
+            raise UserError(f"{path.parent}: cannot be written ({error.strerror or error}); give another folder"
+                            ) from error
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.stat().st_ino == os.fstat(number).st_ino:
-                return number
+                return _held(path, number)
         except FileNotFoundError:
             pass
         except OSError:
             holder = os.pread(number, 200, 0).decode("utf-8", "replace").strip() or "another process"
             os.close(number)
-            raise UserError(f"{folder}: {holder} is working in this folder; wait until it has finished, stop it, or "
-                            "give another folder with --out") from None
+            raise _Busy(holder) from None
         os.close(number)
 
 
@@ -154,6 +195,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file, or an error that says what is wrong with it."""
+    from safetensors import safe_open
+
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -169,3 +212,30 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except Exception as error:  # the library raises its own classes for a header that lies
         raise DataError(f"{path}: not a readable safetensors file ({shown(str(error), 200)}); it may be damaged"
                         ) from None
+
+
+def tensor_sizes(path: Path) -> dict[str, int]:
+    """Bytes of each tensor of a safetensors file, by its header alone."""
+    lead = _beginning(path, 8)
+    length = int.from_bytes(lead, "little")
+    if len(lead) < 8 or length > MOST_JSON:
+        raise DataError(f"{path}: not a readable safetensors file; it may be damaged")
+    header = parse_json(_beginning(path, 8 + length)[8:], path)
+    sizes = {}
+    for name, entry in header.items() if isinstance(header, dict) else ():
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) and name != "__metadata__" else None
+        if isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) for n in offsets):
+            sizes[str(name)] = offsets[1] - offsets[0]
+    return sizes
+
+
+def _beginning(path: Path, count: int) -> bytes:
+    """The first bytes of a regular file."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise DataError(f"{path}: not a file; give the path of a regular file")
+        return file.read(min(count, os.fstat(number).st_size))

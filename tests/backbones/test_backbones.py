@@ -16,8 +16,9 @@ from protocore.backbones.head import GrowingHead
 from protocore.backbones.resnet import ResNet
 from protocore.errors import UserError
 
+NAMES = [name for name, info in BACKBONES.items() if info.trained is None]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)]
-DIMS = {"convnet": 256, "resnet18": 8 * 8, "resnet50": 32 * 8, "mlp": 8}
+DIMS = {"convnet": 256, "fastnet": 4 * 8, "resnet18": 8 * 8, "resnet50": 32 * 8, "mlp": 8}
 
 
 def images(shape: tuple[int, int, int], n: int = 2) -> Tensor:
@@ -39,7 +40,7 @@ def parameter_count(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes_and_layers(name: str, shape: tuple[int, int, int]) -> None:
     network = built(name, shape)
     x = images(shape)
@@ -52,7 +53,7 @@ def test_shapes_and_layers(name: str, shape: tuple[int, int, int]) -> None:
     assert logits.shape == (2, 5)
     assert torch.equal(logits, network.logits(z))
     assert z.isfinite().all()
-    assert (z >= 0).all()
+    assert (z >= (-0.18 if name == "fastnet" else 0)).all()  # GELU ends at -0.17
     assert z.count_nonzero() > 0
     assert torch.equal(layers[-1], z)
     assert len(layers) >= 2
@@ -263,7 +264,7 @@ def test_cosine_head() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", NAMES)
 def test_state_goes_through_a_fresh_network_with_fewer_rows(name: str, kind: str) -> None:
     shape = (3, 16, 16)
     torch.manual_seed(1)
@@ -281,7 +282,7 @@ def test_state_goes_through_a_fresh_network_with_fewer_rows(name: str, kind: str
         assert torch.equal(torch.get_rng_state(), generator), "loading must not draw random numbers"
         assert other.classes == 7
         assert torch.equal(other(images(shape)), network(images(shape)))
-        assert all(p.requires_grad for p in other.parameters())
+        assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in network.parameters()]
 
 
 def test_frozen_copy_does_not_follow() -> None:

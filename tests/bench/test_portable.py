@@ -19,7 +19,7 @@ portable = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(portable)
 
 
-@pytest.mark.parametrize(("found", "runs"), [("DEFAULT", 2), ("AVX2", 8), ("AVX512", 18), ("SVE256", 2)])
+@pytest.mark.parametrize(("found", "runs"), [("DEFAULT", 2), ("AVX2", 4), ("AVX512", 6), ("SVE256", 2)])
 def test_what_the_processor_can_do_is_run_and_the_rest_is_named(found, runs, monkeypatch, capsys):
     told = []
 
@@ -33,8 +33,8 @@ def test_what_the_processor_can_do_is_run_and_the_rest_is_named(found, runs, mon
     assert failed == ["ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=2"]
     assert len(set(told)) == len(told) == runs
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 18
-    assert sum(line.startswith("skipped: ") and found in line for line in lines) == 18 - runs
+    assert len(lines) == 6
+    assert sum(line.startswith("skipped: ") and found in line for line in lines) == 6 - runs
 
 
 def test_the_capability_is_the_processors_and_not_what_was_told(monkeypatch):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from protocore.cli import main
+from protocore.cli import main, make_parser
 from protocore.methods import METHODS
 
+COMMANDS = {name for action in make_parser()._actions if action.dest == "command" for name in action.choices or ()}
 CASES = [  # a line with the cursor at its end, and what may come
     ("protocore ru", {"run"}),
-    ("protocore ", {"run", "demo", "list", "show", "health", "data", "pack", "decoder", "completion"}),
+    ("protocore ", COMMANDS),
     ("protocore run ", set(METHODS)),
     ("protocore run er cifar100-", {"cifar100-10", "cifar100-50"}),
     ("protocore run --seed 1 er cifar100-", {"cifar100-10", "cifar100-50"}),
@@ -24,7 +25,7 @@ CASES = [  # a line with the cursor at its end, and what may come
     ("protocore run er digits --draw=b", {"balanced"}),
     ("protocore run er --codec vq", {"vqgan"}),
     ("protocore run er --backbone res", {"resnet18", "resnet50"}),
-    ("protocore run er --preset ", {"default", "cpu", "paper"}),
+    ("protocore run er --preset ", {"default", "cpu", "paper", "fast"}),
     ("protocore list co", {"codecs"}),
     ("protocore pack ", {"inspect", "verify", "merge", "prune"}),
     ("protocore pack prune --b", {"--budget"}),

@@ -18,8 +18,9 @@ from protocore.methods import METHODS
 
 FAST = ["--epochs", "1", "--images-per-class", "20", "--threads", "1", "--quiet", "--no-figures"]
 PROTOCORE = [sys.executable, "-m", "protocore"]
-COMMANDS = ("run", "demo", "list", "show", "health", "data", "data get", "pack", "pack inspect", "decoder",
-            "decoder train", "completion")
+COMMANDS = ("new", "learn", "predict", "test", "plan", "merge", "forget", "audit", "run", "demo", "list", "show",
+            "report", "frontier", "health", "data", "data get", "pack", "pack inspect",
+            "decoder", "decoder train", "completion")
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from protocore import registry
+from protocore import api, registry
 from protocore.config import Settings
 from protocore.data.base import Benchmark
 from protocore.data.benchmarks import BENCHMARKS, benchmark_named, open_stream, register, source_named
 from protocore.data.images import ArrayImages, ImageSet, array_set
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError
+from protocore.runs.configure import configure
+from protocore.runs.job import learner_for
 from protocore.runs.recipes import RECIPES, Recipe, recipe_for
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
@@ -122,8 +124,10 @@ def test_a_stream_carries_its_name_and_statistics() -> None:
 
 
 def test_pictures_of_a_fixed_size_refuse_another_one() -> None:
+    with pytest.raises(UserError, match=r"image_size=16: the pictures of digits are 8 x 8"):
+        api.stream("digits", image_size=16)
     with pytest.raises(UserError, match=r"--image-size 16: the pictures of digits are 8 x 8"):
-        open_stream(Settings(benchmark="digits", image_size=16))
+        learner_for(config := configure({"image_size": 16}), open_stream(config.settings))
     assert open_stream(Settings(benchmark="digits", image_size=8)).image_shape == (1, 8, 8)
     sizes: list[int | None] = []
 

@@ -10,12 +10,15 @@ import struct
 import sys
 import time
 import tracemalloc
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from protocore import pictures
 from protocore.data import cache, cifar, images
 from protocore.data.benchmarks import source_named
 from protocore.data.cache import cached
@@ -108,7 +111,9 @@ def picture(path: Path, width: int, height: int, mode: str = "RGB") -> Path:
 
 def resized_then_cut(path: Path, size: int, mode: str) -> np.ndarray:
     with Image.open(path) as opened:
-        plain = opened.convert(mode)
+        seen = opened.convert("RGBA")
+        lies_on_white = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+        plain = (lies_on_white if "A" in opened.mode else opened).convert(mode)
     width, height = plain.size
     if width <= height:
         plain = plain.resize((size, round(height * size / width)), Image.Resampling.BILINEAR)
@@ -160,10 +165,55 @@ def test_a_damaged_picture_is_named(tmp_path: Path, count: int) -> None:
         everything(source)
 
 
+@pytest.mark.parametrize("kind", ["png", "tif", "pgm"])
+def test_sixteen_bits_become_eight(tmp_path: Path, kind: str) -> None:
+    """White is white and black black; between them each value goes to the nearest."""
+    values = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
+    path = tmp_path / f"deep.{kind}"
+    if kind == "pgm":
+        path.write_bytes(b"P5 8 8 65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(path)
+    got = everything(FileImages([path], 8))[0]
+    assert np.array_equal(got, np.repeat((values / 257).round().astype(np.uint8)[None], 3, axis=0))
+
+
+def test_what_is_transparent_lies_on_white(tmp_path: Path) -> None:
+    drawn = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    drawn.paste((200, 0, 0, 255), (0, 0, 4, 8))
+    drawn.save(tmp_path / "logo.png")
+    got = everything(FileImages([tmp_path / "logo.png"], 8))[0]
+    assert got[:, 0, 0].tolist() == [200, 0, 0]
+    assert got[:, 0, 7].tolist() == [255, 255, 255]
+
+
+def test_a_picture_of_a_telephone_says_what_its_reader_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "PLUGINS", {"HEIF": "no_such_reader"})
+    pictures.formats_read.cache_clear()
+    path = tmp_path / "IMG_1.HEIC"
+    path.write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    with pytest.raises(DataError, match=r"IMG_1\.HEIC.*install the package no_such_reader, or save it as JPEG"):
+        everything(FileImages([path], 8))
+    pictures.formats_read.cache_clear()
+
+
+def test_a_plugin_that_is_there_registers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    reader = ModuleType("a_reader_of_heif")
+    reader.__spec__ = ModuleSpec("a_reader_of_heif", None)
+    vars(reader)["register_heif_opener"] = lambda: called.append(1)
+    monkeypatch.setitem(sys.modules, "a_reader_of_heif", reader)
+    monkeypatch.setattr(pictures, "PLUGINS", {"HEIF": "a_reader_of_heif"})
+    pictures.formats_read.cache_clear()
+    assert pictures.formats_read() == pictures.formats_read() == (*pictures.FORMATS, "HEIF")
+    assert called == [1]
+    pictures.formats_read.cache_clear()
+
+
 def test_pictures_that_would_be_read_wrongly_are_refused(tmp_path: Path) -> None:
-    Image.fromarray(np.full((8, 8), 40000, np.uint16)).save(tmp_path / "deep.png")
-    with pytest.raises(DataError, match=r"deep\.png.*8 bits"):
-        everything(FileImages([tmp_path / "deep.png"], 8))
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep\.tif.*8 or 16 bits"):
+        everything(FileImages([tmp_path / "deep.tif"], 8))
     Image.new("L", (1, 3000)).save(tmp_path / "thin.png")  # at 8 pixels wide it would be 24,000 high
     with pytest.raises(DataError, match=r"thin\.png.*narrow"):
         everything(FileImages([tmp_path / "thin.png"], 8))

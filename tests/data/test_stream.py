@@ -122,6 +122,24 @@ def test_the_first_images_of_each_class_are_used() -> None:
     assert len(stream.tests[0].labels) == sum(labels[::2] < 2)  # the test set stays whole
 
 
+def test_validation_images_are_the_last_of_each_class_and_no_test_image() -> None:
+    whole, part = open_stream(Settings()), open_stream(Settings(validate=20))
+    assert part.digest not in (whole.digest, open_stream(Settings(validate=10)).digest)
+    for index, held in enumerate(part.tests):
+        task = whole.open(index)
+        images, labels = task.take(torch.arange(len(task))).clone(), task.labels
+        task.close()
+        rest = part.open(index)
+        kept = rest.take(torch.arange(len(rest))).clone()
+        for label in held.classes:
+            mine, count = images[labels == label], int((labels == label).sum())
+            shown = held.take(0, len(held.labels))[torch.from_numpy(held.labels) == label]
+            assert len(shown) == count * 20 // 100
+            assert torch.equal(shown, mine[count - len(shown):])
+            assert torch.equal(kept[rest.labels == label], mine[: count - len(shown)])
+        rest.close()
+
+
 def test_blurry_tasks_hold_that_share_of_other_classes() -> None:
     counts = [200] * 8 + [100, 30]
     stream = make_stream(counts, classes_per_task=2, order="3", blurry=10, seed=4)

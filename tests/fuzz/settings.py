@@ -55,6 +55,22 @@ def read(path: Path) -> None:
     configure({}, config_file=path)
 
 
+def grid_files() -> list[bytes]:
+    shared = 'benchmarks = ["digits"]\nseeds = "0..1"\nepochs = 2\n'
+    return [f'{shared}methods = ["er"]\nspc = [1, 5]\nname = "{{method}}-{{spc}}"\n'.encode(),
+            f'{shared}[[grid]]\nmethods = ["finetune"]\n[[grid]]\nmethods = ["er"]\nbudget = "64KB"\n'.encode()]
+
+
+def read_grid(path: Path) -> list[str]:
+    """The cells of a grid file, the first of them with all their settings."""
+    from protocore.bench.cells.grid_file import read_grid
+
+    cells = read_grid(path)
+    for cell in cells[:5]:
+        cell.config()
+    return [cell.name for cell in cells[:50]]
+
+
 def damaged_yaml(data: bytes, draw: Random) -> bytes:
     return _damaged(data, draw, ": ")
 

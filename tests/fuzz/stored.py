@@ -157,22 +157,22 @@ def damaged_result(data: bytes, draw: Random) -> bytes:
 
 
 def damaged_pack(data: bytes, draw: Random) -> bytes:
-    return _damaged(data, draw, _PACK, sealed_pack)
+    return damaged_document(data, draw, _PACK, sealed_pack)
 
 
 def damaged_learner(data: bytes, draw: Random) -> bytes:
-    return _damaged(data, draw, "protocore", sealed_learner)
+    return damaged_document(data, draw, "protocore", sealed_learner)
 
 
 def damaged_decoder(data: bytes, draw: Random) -> bytes:
-    return _damaged(data, draw, "config", sealed_decoder)
+    return damaged_document(data, draw, "config", sealed_decoder)
 
 
 Seal = Callable[[dict[str, Any], dict[str, bytes], Any, bool],
                 bytes]  # header, tensors, document, whether it was changed
 
 
-def _damaged(data: bytes, draw: Random, key: str, seal: Seal) -> bytes:
+def damaged_document(data: bytes, draw: Random, key: str, seal: Seal) -> bytes:
     """Damage to a file that holds a JSON document at `key` of its metadata; mostly sealed again."""
     kind, parts = draw.random(), apart(data)
     if kind < 0.15 or parts is None:

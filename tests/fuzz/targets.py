@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from random import Random
 
-from fuzz import files, pictures, settings, stored
+from fuzz import devices, files, pictures, settings, stored
 from fuzz.mutate import damaged_bytes
 
 Reader = Callable[[Path], Iterable[str] | None]  # gives the words that would be shown, if there are any
@@ -64,9 +64,11 @@ TARGETS = {target.name: target for target in (
     Target("result", "result.json", stored.results, stored.read_result, stored.damaged_result),
     Target("yaml", "settings.yaml", settings.yaml_files, settings.read, settings.damaged_yaml),
     Target("toml", "settings.toml", settings.toml_files, settings.read, settings.damaged_toml),
+    Target("grid", "grid.toml", settings.grid_files, settings.read_grid, settings.damaged_toml),
     Target("pictures", "picture.png", pictures.picture_files, pictures.read_picture, pictures.damaged_picture),
     Target("codecs", "exemplar", pictures.exemplars, pictures.read_exemplar),
     Target("decoder", "decoder.safetensors", stored.decoders, stored.read_decoder, stored.damaged_decoder),
+    Target("device", "x.classes", devices.classes, devices.read_classes, devices.damaged_classes),
     Target("cifar", "cifar-100-python/train", files.cifar_pickles, files.read_cifar, files.damaged_pickle,
            files.around_cifar),
     Target("cifar-names", "cifar-100-python/meta", files.cifar_names, files.read_cifar, files.damaged_pickle,

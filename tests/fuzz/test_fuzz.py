@@ -32,7 +32,7 @@ def test_only_errors_that_a_user_can_act_on_come_out_of_damaged_files(name: str,
     assert refused > 20
 
 
-@pytest.mark.parametrize("name", ["pack", "learner", "decoder"])
+@pytest.mark.parametrize("name", ["pack", "learner", "decoder", "device"])
 def test_damage_that_is_sealed_again_passes_the_checksum(name: str, tmp_path: Path) -> None:
     target, draw, words = TARGETS[name], Random(2), []
     for _ in range(120):

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from protocore.errors import DataError, UserError, printable, shown
-from protocore.files import hold_folder, parse_json, read_bytes, read_json, read_tensors, remove_parts, write_atomic
+from protocore.errors import DataError, HeldError, UserError, printable, shown
+from protocore.files import (
+    hold_file,
+    hold_folder,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_tensors,
+    remove_parts,
+    write_atomic,
+)
 
 doubled: list[object] = [0]
 for _ in range(26):
@@ -98,6 +107,36 @@ def test_a_folder_has_one_holder_and_the_second_is_told_who_it_is(tmp_path: Path
         pass
     with hold_folder(tmp_path):
         pass
+
+
+def test_a_second_writer_of_a_file_waits_and_then_is_told_who_the_first_is(tmp_path: Path) -> None:
+    path, met = tmp_path / "signs.learner", list[str]()
+    program = ("import sys; from pathlib import Path; from protocore.files import hold_file\n"
+               "with hold_file(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "held\n"
+        begun = time.monotonic()
+        with pytest.raises(HeldError, match=rf"signs\.learner: process {other.pid} on .* is changing this file"), \
+                hold_file(path, patience=0.3, waiting=met.append):
+            pytest.fail("two holders")
+        assert 0.3 <= time.monotonic() - begun < 5
+        assert [f"process {other.pid} on" in who for who in met] == [True]  # told once
+        with hold_file(tmp_path / "other.learner"):  # another file is nobody's
+            pass
+        with hold_file(path, patience=60, waiting=lambda who: other.stdin.close()):  # it ends, and we go on
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_of_one_file_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+    mine, others = ".a.learner." + "0f" * 16, ".b.learner." + "0f" * 16
+    for name in (mine, others):
+        (tmp_path / name).write_bytes(b"x")
+    remove_parts(tmp_path, ["a.learner"])
+    assert [p.name for p in tmp_path.iterdir()] == [others]
 
 
 def test_parts_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from protocore.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +45,48 @@ def test_the_page_about_python_runs_as_printed(tmp_path: Path, monkeypatch: pyte
     assert re.fullmatch(r"\d+ bytes", said[0])
     assert said[1].startswith("['0', '1', '2', '3'] [")
     assert said[2].endswith("protocore run er digits --tasks 2 --images-per-class 20 --spc 5 --epochs 2")
+
+
+def test_the_page_about_the_field_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = examples("docs/field.md")
+    exec(compile(code, "docs/field.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [
+        "{'stop sign': 8} 16", "go True True", "0 ['go', 'park']"]
+
+
+def test_the_commands_of_the_page_about_the_field_are_understood() -> None:
+    """Their words and flags, without doing anything."""
+    page = (ROOT / "docs/field.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    lines = [shlex.split(line.partition("#")[0])[1:] for line in block.splitlines()]
+    assert [words[0] for words in lines] == ["plan", "new", "learn", "learn", "predict", "test", "show", "forget",
+                                             "export"]
+    for words in lines:
+        assert make_parser(words).parse_args(words).do
+
+
+def test_the_page_about_export_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    codes = examples("docs/export.md")
+    assert len(codes) == 3
+    for code in codes:
+        exec(compile(code, "docs/export.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [
+        "2 16 None", "stop 1.0", "go 0.0", "['go', 'stop', 'park'] ['park', 'park'] (2, 3)"]
+
+
+def test_the_page_about_privacy_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = examples("docs/privacy.md")
+    exec(compile(code, "docs/privacy.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "The class 'dog' was forgotten on" in said
+    assert "Membership test, 20 pictures that were learned against 20 that were not" in said
+    assert "['cat', 'cow'] 0 (" in said
 
 
 def test_the_page_about_metrics_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -1,7 +1,6 @@
 """One's own loop in ten lines, what goes wrong in it, and evaluation against a slow reference."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,12 +184,12 @@ def test_images_learned_are_those_that_were_trained_on():
 class Fixed:
     """A learner whose scores are a table looked up by the image's first two pixels."""
 
-    tools = SimpleNamespace(space="raw")
+    makes_ready = False
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
 
-    def scores(self, images: torch.Tensor, coded: bool = False) -> torch.Tensor:
+    def scores(self, images: torch.Tensor, ready: bool = False) -> torch.Tensor:
         return self.table[images[:, 0, 0, 0].long() * 256 + images[:, 0, 0, 1].long()]
 
 

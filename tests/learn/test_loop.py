@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from protocore.config import Settings
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
-from protocore.learn.loop import Plan, adopt, fit, grow_head, learning_rate, make_optimizer, plan_for
-from protocore.methods.er import ER
+from protocore.learn.loop import Plan, adopt, grow_head, learning_rate, make_optimizer, plan_for
 from protocore.methods.parts.losses import masked_cross_entropy
 from protocore.runs.configure import configure
 
@@ -265,47 +263,3 @@ def test_batch_norm_gets_company_for_a_lone_last_sample() -> None:
     alone = Task.from_arrays(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]))
     with pytest.raises(UserError, match="--norm group"):
         Learner.of(config, (1, 8, 8)).learn(alone)
-
-
-# -- several processes ---------------------------------------------------------------------------------------------
-
-
-class Draws(ER):
-    """Writes down what it draws in a step, and what it draws after it."""
-
-    def __init__(self, tools, options) -> None:
-        super().__init__(tools, options)
-        self.own: list[float] = []
-        self.alike: list[float] = []
-
-    def loss(self, batch):
-        self.own.append(float(torch.rand(())))
-        return super().loss(batch)
-
-    def after_step(self, batch) -> None:
-        self.alike.append(float(torch.rand(())))
-        super().after_step(batch)
-
-
-def drawn_by(rank: int, world: int, start: int = 0) -> Draws:
-    mine = learner(method="er", spc=2, epochs=2, batch=6)
-    method = Draws(mine.tools, mine.config.options)
-    mine.method = method
-    mine.machine = replace(mine.machine, rank=rank, world=world)
-    task = toy(12)
-    mine.begin(task)
-    plan = plan_for(task, mine.settings, 0)
-    assert mine.optimizer is not None
-    fit(method, task, plan, mine.optimizer, mine.machine, start=start)
-    return method
-
-
-def test_processes_draw_views_and_replay_for_themselves_and_the_memory_alike():
-    one, other = drawn_by(0, 2), drawn_by(1, 2)
-    assert len(set(one.own + other.own)) == 8  # four steps each, none drawn twice
-    assert one.alike == other.alike
-    assert torch.equal(one.state()["exemplars/labels"], other.state()["exemplars/labels"])
-    assert torch.equal(one.memory.store.images, other.memory.store.images)
-    assert drawn_by(1, 2, start=2).own == other.own[2:]  # nothing to store: a step's draws are a function of its number
-    alone = drawn_by(0, 1)
-    assert alone.own != one.own

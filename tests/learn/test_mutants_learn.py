@@ -15,7 +15,7 @@ from protocore.learn.cflat import flat_step
 from protocore.learn.evaluate import evaluate
 from protocore.learn.learner import Learner
 from protocore.learn.loop import Plan, first_is_over, steps_for
-from protocore.learn.room import window_size
+from protocore.learn.room import end_of, window_size
 
 
 @pytest.mark.parametrize(("samples", "epochs", "least", "steps"), [
@@ -81,3 +81,42 @@ def test_a_loaded_learner_knows_which_classes_came_first(tmp_path: Path) -> None
     mine.save(tmp_path / "learner")
     again = Learner.load(tmp_path / "learner")
     assert (again.method.first_classes, again.method.seen, again.method.current) == ([0, 1], [0, 1, 2], [2])
+
+
+@pytest.mark.parametrize("method", ["lwf", "icarl"])
+def test_a_loaded_learner_still_says_what_was_held_during_its_tasks_and_what_that_was(method: str, tmp_path: Path
+                                                                                      ) -> None:
+    mine = learner(method)
+    for labels in ([0, 1], [2]):
+        mine.learn(task_of(labels * 4))
+    rows = [e for e in mine.ledger().entries if e.shared]
+    assert [(e.name, e.kind) for e in rows] == [("previous network, during a task", "network")]
+    mine.save(tmp_path / "learner")
+    assert Learner.load(tmp_path / "learner").ledger() == mine.ledger()
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_the_end_of_a_stream_has_its_largest_task_in_mind_wherever_that_comes(online: bool) -> None:
+    labels = np.array([0, 1] * 3 + [2, 3] * 10 + [4, 5] * 2)
+    some = array_set(ArrayImages(marked(labels)), labels, tuple("abcdef"))
+    at = end_of(learner("er", online=online, online_window=18), Stream(some, some, classes_per_task=2), 5)
+    assert (at.tasks, at.images) == ((2, 18) if online else (3, 20))
+    assert online or at.of_class == 10
+    assert at.classes == (0, 1, 2, 3, 4, 5)
+    assert {(size.mean, size.most) for size in at.sizes.values()} == {(5, 5)}
+
+
+def test_in_codec_space_every_test_picture_passes_through_the_codec_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.array([0, 1] * 6)
+    shape = (1, 16, 16)
+    some = array_set(ArrayImages(marked(labels, shape=shape)), labels, ("a", "b"))
+    mine = learner("er", shape, codec="webp:10", replay_space="codec")
+    mine.learn(task_of(labels, images=marked(labels, shape=shape)))
+    coded, real = [], mine.through_codec
+    monkeypatch.setattr(mine, "through_codec", lambda x, rows=None: coded.append(len(x)) or real(x, rows))
+    kept: dict[int, torch.Tensor] = {}
+    stream = Stream(some, some, classes_per_task=2)
+    first = evaluate(mine, stream, 1, kept)
+    assert evaluate(mine, stream, 1, kept) == first
+    assert coded == [12]
+    assert torch.equal(kept[0], real(torch.from_numpy(marked(labels, shape=shape))))

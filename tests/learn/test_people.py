@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import protocore
@@ -15,7 +16,7 @@ from protocore.data.images import ArrayImages
 from protocore.data.stream import Task
 from protocore.errors import DataError, UserError
 from protocore.learn import learner
-from protocore.learn.arrays import as_array, as_labels
+from protocore.learn.arrays import as_array, as_labels, checked_images
 from protocore.learn.words import in_python
 from protocore.methods.er import EROptions
 
@@ -101,6 +102,40 @@ def test_probabilities_sum_to_one_in_the_order_of_the_classes():
     assert share.shape == (12, 3)
     assert np.allclose(share.sum(1), 1, atol=1e-12)
     assert [mine.classes_[k] for k in share.argmax(1)] == mine.predict(pictures(1, 6, 3, each=4)).tolist()
+
+
+def test_pictures_of_any_kind_and_size_in_one_list(tmp_path):
+    """A file held sideways, Pillow's, a camera's array, a tensor of the right shape: all are the same picture."""
+    shown = np.zeros((20, 12, 3), np.uint8)
+    shown[:10, :, 0], shown[10:, :, 1] = 220, 120
+    upright = Image.fromarray(shown)
+    notes = Image.Exif()
+    notes[274] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "sideways.png", exif=notes)
+    mine = protocore.Learner("finetune", (3, 6, 6), steps=1, threads=1)
+    whole = checked_images([tmp_path / "sideways.png", str(tmp_path / "sideways.png"), upright, shown,
+                            np.dstack([shown, np.full((20, 12), 255, np.uint8)])], (3, 6, 6))
+    assert whole.dtype == torch.uint8
+    assert all(torch.equal(one, whole[0]) for one in whole)
+    assert whole[0, :, 0, 0].tolist() == [220, 0, 0]
+    assert whole[0, :, 5, 5].tolist() == [0, 120, 0]
+    right = [whole[0], whole[0].numpy(), upright]
+    assert torch.equal(checked_images(right, (3, 6, 6))[0], checked_images(right, (3, 6, 6))[2])
+    mine.partial_fit([upright, shown, shown[::-1], shown[::-1, :, 0]], ["a", "a", "b", "b"])
+    assert len(mine.predict([upright, tmp_path / "sideways.png"])) == 2
+    assert mine.predict_proba([]).shape == (0, 2)
+    floats = [np.zeros((3, 6, 6)), np.ones((3, 6, 6))]
+    assert torch.equal(checked_images(floats, (3, 6, 6)), checked_images(np.stack(floats), (3, 6, 6)))
+    assert checked_images([shown], (1, 10, 5)).shape == (1, 1, 10, 5)  # not square: covered, then cut
+
+
+@pytest.mark.parametrize(("images", "says"), [
+    (["nowhere.jpg"], r"nowhere\.jpg"), ([np.zeros((5, 5, 2), np.uint8)], r"uint8 \(5, 5, 2\)"),
+    ([np.zeros((5, 5))], r"uint8.*float64 \(5, 5\)"), ("a.jpg", "list of pictures"),
+    ([Image.new("L", (1, 400))], "picture 0.*narrow"), (np.zeros((2, 3, 5, 5), np.uint8), "as a list of pictures")])
+def test_a_list_that_holds_something_else_says_what(images, says):
+    with pytest.raises(UserError, match=says):
+        checked_images(images, (3, 6, 6))
 
 
 def test_another_stream_s_classes_are_matched_by_name_and_not_taken_for_old_ones():

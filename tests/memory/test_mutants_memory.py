@@ -5,6 +5,7 @@ import torch
 
 from protocore.codecs import codec_named
 from protocore.memory.codings import Codings
+from protocore.memory.fill import BalancedReservoir
 from protocore.memory.plan import Horizon, Size
 from protocore.memory.store import ExemplarStore
 
@@ -41,3 +42,18 @@ def test_a_picture_of_the_open_task_is_coded_once_and_anew_after_it() -> None:
     codings.forget()
     codings.of(images[:3], torch.tensor([7, 2, 9]))
     assert coded == [3, 1, 2, 3]
+
+
+def test_a_class_that_must_make_room_keeps_a_random_part() -> None:
+    """Not those that came first: each stays as often as any other."""
+    torch.manual_seed(0)
+    images = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 1, 4, 4).contiguous()
+    stayed = torch.zeros(20)
+    for _ in range(300):
+        store = ExemplarStore(codec_named("pixels", (1, 4, 4)))
+        store.add(images, torch.tensor([0, 1] * 10))
+        BalancedReservoir(store, 10).resize(3)
+        assert store.counts() == {0: 3, 1: 3}
+        stayed[store.images[:, 0, 0, 0].long()] += 1
+    assert float(stayed.min()) > 50  # 90 are expected of each, give or take 8
+    assert float(stayed.max()) < 130

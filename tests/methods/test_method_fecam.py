@@ -1,6 +1,5 @@
 """FeCAM: the worked example, invariances of the distance, what is stored, and a network that stays as it was."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from protocore.memory.prototypes import PrototypeStore
 from protocore.methods.parts.gaussian import correlation, covariance, distances, pooled, shrunk, tukey
 from protocore.runs.configure import configure
 from protocore.runs.job import run
+from protocore.runs.reporters import Reporter
 
 SMALL = {"method": "fecam", "backbone": "mlp", "width": 32, "threads": 1}
 # five images of one class; their roots are (1,1) (2,2) (3,2) (4,3) (2,1)
@@ -293,13 +293,7 @@ def test_online_the_first_windows_stand_for_the_first_task(tmp_path):
     flags = SMALL | {"online": True, "online_window": 100, "first_windows": 4, "width": 64, "classes_per_task": 5}
     trained: list[int] = []
 
-    class Steps:
-        def task(self, index, of, classes): ...
-        def inner(self, what, done, of): ...
-        def data(self, notes): ...
-        def row(self, index, row, kept): ...
-        def note(self, text): ...
-
+    class Steps(Reporter):
         def step(self, done, of, loss):
             trained.append(done)
 

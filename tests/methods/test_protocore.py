@@ -42,7 +42,7 @@ def task_of(labels, seed: int = 0) -> Task:
 
 BASE = {"method": "protocore", "benchmark": "digits", "backbone": "mlp", "width": 10, "augment": "none",
         "threads": 1, "batch": 8, "replay_batch": 12, "epochs": 2, "lr": 0.01, "noise": "0",
-        "condense_steps": 8, "prototype_dtype": "float32"}
+        "condense_steps": 8, "prototype_dtype": "float32", "distill": 0.0}
 
 
 def make(**flags) -> Learner:
@@ -115,20 +115,24 @@ def slow_terms(mine: Learner, batch: Batch, table: dict[int, Tensor] | None = No
 
     if table is None:
         table = exemplar_means(mine) if "coded exemplars/bytes" in mine.method.state() else {}
+    # What looks raw is compared with no older class.
+    raw = [False] * len(y) if batch.raw is None or not mine.method.old else batch.raw.tolist()
+    fair = [i for i in range(len(y)) if not raw[i]]
+    y_fair = [y[i] for i in fair]
     prototypes = dict(table)
-    for c in set(y):
-        mean = sum(z_now[i] for i in range(len(y)) if y[i] == c) / y.count(c)
+    for c in set(y_fair):
+        mean = sum(z_now[i] for i in fair if y[i] == c) / y_fair.count(c)
         prototypes[c] = o.beta * table[c] + (1 - o.beta) * mean if c in table else mean
 
     own, tau, warmth = o.contrast == "prototypical", o.pro_temperature, o.task_temperature
     current, seen = mine.method.current, mine.method.seen
-    terms = {"cur_pro": slow_contrast(z_now, y, prototypes, tau, own),
+    terms = {"cur_pro": slow_contrast(z_now[fair], y_fair, prototypes, tau, own),
              "pre_pro": slow_contrast(z_old, y_old, prototypes, tau, own),
              "task_cur": slow_cross_entropy(mine.net.logits(z_now), y, current if o.masked else seen, warmth)}
     replay = slow_cross_entropy(mine.net.logits(z_old), y_old, seen, warmth) if y_old else 0.0
     if o.balanced:  # these tasks have equally many samples of each class
         share = len(current) / len(seen)
-        now = slow_cross_entropy(mine.net.logits(z_now), y, seen, warmth)
+        now = slow_cross_entropy(mine.net.logits(z_now[fair]), y_fair, seen, warmth) if fair else 0.0
         terms["task_pre"] = (1 - share) * replay + share * now
     else:
         terms["task_pre"] = replay
@@ -160,6 +164,62 @@ def test_the_loss_of_a_step(variant, draws_in_turn):
     begin(mine, task_of([2, 3] * 8, seed=1))
     batch = batch_of([2, 3, 3, 2, 3])
     assert mine.method.loss(batch).item() == pytest.approx(total(mine, batch), rel=1e-4)
+
+
+@pytest.mark.parametrize("raw", [[True, False, False, True, True], [True] * 5, [False] * 5])
+def test_what_looks_raw_is_compared_with_no_older_class(raw, draws_in_turn):
+    mine = make(**WEIGHTS, spc=2)
+    mine.learn(task_of([0, 1] * 8))
+    begin(mine, task_of([2, 3] * 8, seed=1))
+    batch = dataclasses.replace(batch_of([2, 3, 3, 2, 3]), raw=torch.tensor(raw))
+    assert mine.method.loss(batch).item() == pytest.approx(total(mine, batch), rel=1e-4)
+    # The gradient of old outputs comes from replay and from what looks decoded, never from a raw row.
+    mine.method.options = dataclasses.replace(mine.method.options, cur_pro=0.0, pre_pro=0.0, task_pre=1.0)
+    x = batch.x.clone().requires_grad_(True)
+    mine.method.loss(dataclasses.replace(batch, x=x)).backward()
+    with_masked = x.grad.clone()
+    mine.method.options = dataclasses.replace(mine.method.options, task_pre=0.0)
+    x.grad = None
+    mine.method.loss(dataclasses.replace(batch, x=x)).backward()
+    of_comparing = (with_masked - x.grad).flatten(1).abs().sum(1)
+    assert [bool(g > 1e-7) for g in of_comparing] == [not r for r in raw]
+
+
+def test_in_the_first_task_every_look_is_compared(draws_in_turn):
+    mine = make(**WEIGHTS)
+    begin(mine, task_of([0, 1, 2] * 4))
+    batch = batch_of([0, 2, 1, 1])
+    whole = mine.method.loss(batch).item()
+    assert mine.method.loss(dataclasses.replace(batch, raw=torch.tensor([True, False, True, False]))).item() == whole
+
+
+def test_distillation_holds_old_outputs_on_current_and_replayed_pictures(draws_in_turn):
+    mine = make(**WEIGHTS, distill=0.6, distill_temperature=2.0, task_temperature=3.0)
+    mine.learn(task_of([0, 1] * 8))
+    assert not mine.method.scratch().keys() & {"previous/head.weight"}
+    before = mine.net.frozen_copy()
+    begin(mine, task_of([2, 3] * 8, seed=1))
+    with torch.no_grad():
+        for p in mine.net.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    mine.method.renew_table()
+    batch = batch_of([2, 3, 3, 2, 3])
+    images, labels = kept(mine, "coded")
+    x = torch.cat([batch.x, images[[i % len(labels) for i in range(mine.settings.replay_batch)]]])
+    slow = 0.0
+    with torch.no_grad():
+        for student, teacher in zip(mine.net(x)[:, :2] / 6, before(x)[:, :2] / 6, strict=True):
+            slow -= float((teacher.softmax(0) * student.log_softmax(0)).sum()) / len(x)
+    assert mine.method.loss(batch).item() - total(mine, batch) == pytest.approx(0.6 * slow, rel=1e-4)
+
+
+def test_the_teacher_is_the_network_before_the_task_and_gone_after_it():
+    mine = make(distill=1.0)
+    mine.learn(task_of([0, 1] * 8))
+    begin(mine, task_of([2, 3] * 8, seed=1))
+    assert torch.equal(mine.method.previous.there.head.weight, mine.net.head.weight)
+    mine.method.end_task(task_of([2, 3] * 8, seed=1))
+    assert mine.method.previous.net is None
 
 
 @pytest.mark.parametrize("flags", [{}, {"balanced": False}, {"masked": False, "real": 2}])

@@ -400,7 +400,7 @@ def test_a_preset_says_when_it_holds_in_words_that_mean_something(name: str) -> 
     words = {"online", "cflat"} | {benchmark.data_set for benchmark in BENCHMARKS.values()}
     for key in METHODS[name].presets:
         preset, *conditions = key.split()
-        assert preset in ("cpu", "paper")
+        assert preset in ("cpu", "paper", "fast")
         assert set(conditions) <= words
 
 

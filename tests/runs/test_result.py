@@ -275,3 +275,46 @@ def test_going_on_with_other_threads_is_said(tmp_path):
     notes = Notes()
     run(configure(SMALL | {"steps": 5, "threads": 2}), folder, reporters=[notes])
     assert any("began with 1 thread and goes on with 2" in note for note in notes.said)
+
+
+def with_units(monkeypatch, there: bool) -> None:
+    monkeypatch.setattr("protocore.learn.device._has_bfloat16", lambda device: there)
+
+
+@pytest.mark.parametrize(("backbone", "side", "units", "precision"), [
+    ("convnet", 28, True, "bfloat16"), ("convnet", 28, False, "float32"), ("convnet", 27, True, "float32"),
+    ("mlp", 28, True, "float32")])
+def test_bfloat16_is_taken_where_it_gains(monkeypatch, backbone, side, units, precision):
+    from protocore.learn.device import machine_for
+
+    with_units(monkeypatch, units)
+    settings = configure(SMALL | {"backbone": backbone}).settings
+    assert machine_for(settings, (1, side, 8)).precision == precision
+
+
+def test_going_on_in_another_precision_is_said_and_stored(monkeypatch, tmp_path):
+    from protocore.runs.job import Interrupted
+
+    monkeypatch.setattr("protocore.learn.device.GAINS_FROM", 8)  # digits are small
+    config, folder, asked = configure(SMALL | {"backbone": "convnet", "steps": 3}), RunFolder(tmp_path), []
+    with_units(monkeypatch, True)
+    with pytest.raises(Interrupted):
+        run(config, folder, stop=lambda: bool(asked.append(1)) or len(asked) == 4)
+    with_units(monkeypatch, False)
+    notes = Notes()
+    result = run(config, folder, reporters=[notes])
+    assert any("began in bfloat16 and goes on in float32" in note for note in notes.said)
+    assert result.precision == "float32"
+
+
+def test_a_run_like_another_says_that_its_precision_is_another(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("protocore.learn.device.GAINS_FROM", 8)
+    flags = ["er", "digits", "--spc", "2", "--steps", "2", "--images-per-class", "8", "--width", "8", "--threads", "1",
+             "--no-figures", "--quiet"]
+    with_units(monkeypatch, True)
+    assert main(["run", *flags, "--out", str(tmp_path / "a")]) == 0
+    assert "not the same numbers" not in capsys.readouterr().out
+    with_units(monkeypatch, False)
+    assert main(["run", "--like", str(tmp_path / "a"), "--no-figures", "--quiet", "--out", str(tmp_path / "b")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "computed in bfloat16, this one in float32: not the same numbers" in said

@@ -35,6 +35,8 @@ STOPPED = KILLED | {
     "er reservoir adamw": {"method": "er", "budget": 1500, "optimizer": "adamw", "weight_decay": 0.01},
     "protocore refresh blurry": {"method": "protocore", "refresh": True, "blurry": 20, "spc": 2},
     "protocore random steps": {"method": "protocore", "start": "random", "steps": 7},
+    "protocore matched": {"method": "protocore", "exemplars": "synthetic", "match": "distribution", "match_every": 3,
+                          "match_networks": "both", "match_label": 0.1, "codec": "vqgan:2", "spc": 2, "tasks": 3},
     "joint": {"method": "joint"},
     "er coded": {"method": "er", "codec": "webp:10", "budget": 2000},
     "protocore coded": {"method": "protocore", "codec": "vqgan:2", "real": 1, "images_per_class": 16},

@@ -23,16 +23,18 @@ class Adapted(nn.Module):
     def __init__(self, module: nn.Module, image_shape: ImageShape) -> None:
         super().__init__()
         self.module = module
-        self.title = type(module).__name__
+        title = getattr(module, "title", None)
+        self.title = title if isinstance(title, str) else type(module).__name__
         self.mean, self.std = (_values(self.title, name, getattr(module, name, None)) for name in ("mean", "std"))
         if (self.mean is None) != (self.std is None):
             raise UserError(f"backbone {self.title}: has one of mean and std; give both, a value a channel, or neither")
+        self.channels = len(self.mean) if self.mean is not None and image_shape[0] == 1 else None
         self.image_size = _size(self.title, getattr(module, "image_size", None))
         self.dim = self._found_dim(image_shape)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self._pooled(self._raw(x))
-        if z.shape != (len(x), self.dim):
+        if z.shape != (x.shape[0], self.dim):  # len() would fix the batch of an exported graph
             raise UserError(f"backbone {self.title}: gave {tuple(z.shape)} for {len(x)} pictures where "
                             f"{(len(x), self.dim)} was expected; it must give a row of {self.dim} features for each")
         return z
@@ -49,6 +51,22 @@ class Adapted(nn.Module):
         *maps, last = found
         return [*maps, self._pooled(last)]
 
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Whatever any part of it gives on the way to the features: it tells how large its maps are."""
+        found = [x]
+
+        def look(part: nn.Module, given: Any, made: Any) -> None:
+            if isinstance(made, Tensor):
+                found.append(made)
+
+        hooks = [part.register_forward_hook(look) for part in self.module.modules()]
+        try:
+            self._raw(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
     def _raw(self, x: Tensor) -> Any:
         own = getattr(self.module, "features", None)
         return own(x) if callable(own) else self.module(x)
@@ -62,7 +80,7 @@ class Adapted(nn.Module):
     def _found_dim(self, image_shape: ImageShape) -> int:
         """One pass of two blank pictures: in evaluation mode, so that running statistics stay as they are."""
         modes = {module: module.training for module in self.module.modules()}
-        blank = torch.zeros(2, image_shape[0], *(self.image_size or image_shape[1:]))
+        blank = torch.zeros(2, self.channels or image_shape[0], *(self.image_size or image_shape[1:]))
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 z = self._pooled(self._raw(blank.to(_place(self.module.eval()))))

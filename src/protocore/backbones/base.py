@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ class Backbone(nn.Module):
     mean: Sequence[float] | None = None  # a normalisation of its own, in place of the data's
     std: Sequence[float] | None = None
     image_size: tuple[int, int] | None = None  # height and width to which pictures are resized for it
+    channels: int | None = None  # that it takes, whatever the pictures have: a grey one is repeated
 
     def __init__(self, stages: nn.Sequential, dim: int) -> None:
         super().__init__()
@@ -27,6 +28,12 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.stages(x)
+
+    def prepare(self, pictures: Callable[[], Tensor]) -> None:
+        """Fix what depends on the data, once, before the first task: `pictures` gives some of them, normalised."""
+
+    def follow(self, other: Backbone) -> None:
+        """Take what `prepare` has fixed in another network of the same kind."""
 
     def layers(self, x: Tensor) -> list[Tensor]:
         """The output of every stage; the last one is what `forward` gives."""

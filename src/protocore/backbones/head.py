@@ -59,6 +59,14 @@ class GrowingHead(nn.Module):
         self._append(fresh.weight, fresh.bias)
         return True
 
+    def drop(self, first: int, count: int) -> None:
+        """Take these rows out; those after them keep their bits and move down."""
+        rows = torch.arange(self.classes)
+        kept = rows[(rows < first) | (rows >= first + count)].to(self.weight.device)
+        self.weight = nn.Parameter(self.weight.detach()[kept], requires_grad=self.weight.requires_grad)
+        if self.bias is not None:
+            self.bias = nn.Parameter(self.bias.detach()[kept], requires_grad=self.bias.requires_grad)
+
     def forward(self, z: Tensor) -> Tensor:
         if self.scale is None:
             return F.linear(z, self.weight, self.bias)

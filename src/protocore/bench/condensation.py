@@ -29,9 +29,9 @@ def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequen
              first_of(*_cut(dots_of, PICTURES), "pictures a class"))
     keep = np.concatenate([rows[:PICTURES] for rows in dots_of])
     mine = np.concatenate([rows[:WAYS] for rows in mine_of])
-    dots, ways = _unit(real[keep]), _unit(steps[:, mine])
-    goals = _unit(_goals(records, real, labels, of)[mine])
-    places = _map(dots)
+    dots, ways = unit(real[keep]), unit(steps[:, mine])
+    goals = unit(goals_of(records, real, labels, of)[mine])
+    places = map_of(dots)
     names = [short(str(class_names[c])) for c in classes]
     with figure_at(path, 9.6, 4.8, names, layout="constrained") as figure:
         chart, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
@@ -39,11 +39,11 @@ def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequen
             colour, here = COLOURS[i % len(COLOURS)], of[mine] == c
             chart.scatter(*places[labels[keep] == c].T, s=9, alpha=0.3, color=colour, linewidths=0)
             for way in np.moveaxis(ways[:, here], 1, 0):
-                x, y = _place(way, dots, places).T
+                x, y = places_on(way, dots, places).T
                 chart.plot(x, y, color=colour, linewidth=1.0, alpha=0.8)
                 chart.scatter(x[0], y[0], s=30, facecolors="white", edgecolors=colour, zorder=3)
                 chart.scatter(x[-1], y[-1], s=90, marker="*", color=colour, edgecolors=INK, linewidths=0.5, zorder=5)
-            chart.scatter(*_place(np.unique(goals[here], axis=0), dots, places).T, s=45, marker="X", color=INK,
+            chart.scatter(*places_on(np.unique(goals[here], axis=0), dots, places).T, s=45, marker="X", color=INK,
                           edgecolors="white", linewidths=0.8, zorder=4)
             away = np.square(ways[:, here] - goals[None, here]).sum(-1)
             curve.plot(np.arange(len(away)), away, color=colour, linewidth=1.1)
@@ -63,14 +63,14 @@ def condensation_figure(records: dict[str, Any], path: Path, class_names: Sequen
             figure.suptitle(said, x=0.01, ha="left", fontsize=8.5, color=FAINT)
 
 
-def _goals(records: dict[str, Any], real: np.ndarray, labels: np.ndarray, of: np.ndarray) -> np.ndarray:
+def goals_of(records: dict[str, Any], real: np.ndarray, labels: np.ndarray, of: np.ndarray) -> np.ndarray:
     """What each exemplar was to match; the mean of its class where that was not recorded."""
     if "targets" in records:
         return np.asarray(records["targets"])[: len(of)]
     return np.stack([real[labels == c].mean(0) for c in of])
 
 
-def _map(points: np.ndarray) -> np.ndarray:
+def map_of(points: np.ndarray) -> np.ndarray:
     """Places in the plane, near ones near each other."""
     from sklearn.manifold import TSNE
 
@@ -79,7 +79,7 @@ def _map(points: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=min(30, (len(points) - 1) / 3), random_state=0, init="pca").fit_transform(points)
 
 
-def _place(points: np.ndarray, dots: np.ndarray, places: np.ndarray) -> np.ndarray:
+def places_on(points: np.ndarray, dots: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Where other points belong on the map: among the nearest dots. Points of a way would push each other about if
     they were dots themselves."""
     away = np.square(points[:, None] - dots[None]).sum(-1)
@@ -89,7 +89,7 @@ def _place(points: np.ndarray, dots: np.ndarray, places: np.ndarray) -> np.ndarr
     return (weight[..., None] * places[near]).sum(1) / weight.sum(1)[:, None]
 
 
-def _unit(points: np.ndarray) -> np.ndarray:
+def unit(points: np.ndarray) -> np.ndarray:
     """Normalised, as condensation compares them."""
     return points / np.maximum(np.linalg.norm(points, axis=-1, keepdims=True), 1e-12)
 

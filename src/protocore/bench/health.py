@@ -143,23 +143,31 @@ def _class_health(learner: Learner, store: ExemplarStore, label: int, everything
 def nearest(queries: Tensor, task: Task, rows: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """Distance of each uint8 query to the nearest of the task's pictures among `rows`, and that picture.
 
-    `own` is the row that a query is itself, and that is left out (-1: none). All rows are looked at, some at a time.
+    `own` is the row that a query is itself, and that is left out (-1: none).
     """
-    least, found = torch.full((len(queries),), float("inf")), queries.clone()
+    where, found = nearest_rows(queries, task, rows, own), queries.clone()
+    for some in _parts((where >= 0).nonzero().flatten(), queries[0].numel()):
+        found[some] = task.take(where[some])
+    # cdist is quick and rough: a copy must come out at 0.
+    exact = [(to_float(a) - to_float(b)).square().flatten(1).mean(1).sqrt()
+             for a, b in zip(_parts(queries), _parts(found), strict=True)]
+    return torch.cat(exact), found
+
+
+@torch.no_grad()
+def nearest_rows(queries: Tensor, task: Task, rows: Tensor, own: Tensor) -> Tensor:
+    """The nearest of the task's rows to each query (-1: there is none). All are looked at, some at a time."""
+    least, found = torch.full((len(queries),), float("inf")), torch.full((len(queries),), -1)
     for part in _parts(rows, queries[0].numel()):
-        pictures = task.take(part)
-        b = to_float(pictures).flatten(1)
+        b = to_float(task.take(part)).flatten(1)
         for some in _parts(torch.arange(len(queries)), queries[0].numel()):
             gap = torch.cdist(to_float(queries[some]).flatten(1), b)
             gap[own[some, None] == part] = float("inf")
             near, which = gap.min(1)
             closer = near < least[some]
             least[some[closer]] = near[closer]
-            found[some[closer]] = pictures[which[closer]]
-    # cdist is quick and rough: a copy must come out at 0.
-    exact = [(to_float(a) - to_float(b)).square().flatten(1).mean(1).sqrt()
-             for a, b in zip(_parts(queries), _parts(found), strict=True)]
-    return torch.cat(exact), found
+            found[some[closer]] = part[which[closer]]
+    return found
 
 
 def _parts(rows: Tensor, pixels: int | None = None) -> tuple[Tensor, ...]:
@@ -182,7 +190,7 @@ def _centre(learner: Learner, everything: Task, rows: Tensor) -> Tensor:
 
 
 def _softmax_of_seen(learner: Learner, images: Tensor) -> Tensor:
-    return F.softmax(learner.scores(images, coded=True), 1)
+    return F.softmax(learner.scores(images, ready=True), 1)
 
 
 def _mean(rows: list[ClassHealth]) -> dict[str, dict[str, float | None]]:

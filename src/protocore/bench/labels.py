@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from protocore.config import format_bytes
-from protocore.methods import METHODS
+from protocore.methods import METHODS, Method
 from protocore.runs.folder import BESIDE_THE_POINT
 
 OF_EXEMPLARS = ("spc", "capacity", "budget", "codec")  # they mean nothing to a method that keeps none
+
+
+def meaningless(method: type[Method] | None) -> tuple[str, ...]:
+    """Settings that mean nothing to a method; to one that is not known here all of them may mean something."""
+    if method is None or method.replays:
+        return ()
+    return tuple(name for name in OF_EXEMPLARS if name != "budget" or not method.fills_budget)
 
 
 class Configured(Protocol):
@@ -35,7 +42,7 @@ def run_labels(results: Sequence[Configured], *, benchmarks: bool = False) -> li
     labels = []
     for name, own, result in zip(names, values, results, strict=True):
         alike = [v for n, v in zip(names, values, strict=True) if n == name]
-        aside = BESIDE_THE_POINT if _has_exemplars(own) else (*BESIDE_THE_POINT, *OF_EXEMPLARS)
+        aside = (*BESIDE_THE_POINT, *meaningless(METHODS.get(own["method"])))
         said = [_word(k, v) for k, v in own.items()
                 if k not in aside and result.sources.get(k, "default") != "default"
                 and any(other.get(k) != v for other in alike)]
@@ -44,9 +51,8 @@ def run_labels(results: Sequence[Configured], *, benchmarks: bool = False) -> li
 
 
 def _method_and_size(values: Mapping[str, Any]) -> str:
-    if not _has_exemplars(values):
-        return values["method"]
-    size = ""
+    method, size = METHODS.get(values["method"]), ""
+    values = {name: value for name, value in values.items() if name not in meaningless(method)}
     if values.get("budget"):
         size = f" {format_bytes(values['budget'])}"
     elif values.get("capacity"):
@@ -58,12 +64,6 @@ def _method_and_size(values: Mapping[str, Any]) -> str:
         size = f" spc {real}+{values['spc']}" if size == f" spc {values['spc']}" else f"{size}, {real} real"
     codec = re.sub(r"[^:,]*[/\\](?=.)", "", values.get("codec", "pixels"))  # no folders of the machine
     return values["method"] + size + (f", {codec}" if codec != "pixels" else "")
-
-
-def _has_exemplars(values: Mapping[str, Any]) -> bool:
-    """Whether sizes and codecs mean something to the method; to one that is not known here they may."""
-    method = METHODS.get(values["method"])
-    return method is None or method.replays
 
 
 def _word(name: str, value: Any) -> str:

@@ -26,12 +26,19 @@ STYLE = {
     "axes.titlesize": 10, "axes.titleweight": "bold", "lines.linewidth": 1.6, "lines.markersize": 4.5,
     "legend.frameon": False, "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0,
     "xtick.major.pad": 6, "text.parse_math": False,
+    "svg.hashsalt": "protocore",  # else its names change with every drawing
 }
 
 
+_AS_PNG: dict[str, Any] = {"format": "png", "dpi": DPI, "metadata": {"Software": None}}
+_AS_SVG: dict[str, Any] = {"format": "svg", "metadata": {"Date": None, "Creator": None}}  # the same bytes each time
+
+
 @contextmanager
-def figure_at(path: Path, width: float, height: float, texts: Iterable[str] = (), **more: Any) -> Iterator[Figure]:
-    """A figure in our style, whatever style the user has set, written whole as PNG at the end.
+def figure_at(path: Path, width: float, height: float, texts: Iterable[str] = (), *, svg: bool = False,
+              **more: Any) -> Iterator[Figure]:
+    """A figure in our style, whatever style the user has set, written whole at the end: as SVG where the path says so,
+    else as PNG; `svg`: as both.
 
     `texts` are those that it will have and that may need more fonts (names of classes and folders).
     """
@@ -46,8 +53,14 @@ def figure_at(path: Path, width: float, height: float, texts: Iterable[str] = ()
         FigureCanvasAgg(figure)
         yield figure
         data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(data, **_AS_SVG if path.suffix == ".svg" else _AS_PNG)
+        drawn = io.BytesIO()
+        if svg:
+            figure.set_layout_engine("none")  # it stays as it was laid out
+            figure.savefig(drawn, **_AS_SVG)
     write_atomic(path, data.getvalue())
+    if svg:
+        write_atomic(path.with_suffix(".svg"), drawn.getvalue())
 
 
 @contextmanager

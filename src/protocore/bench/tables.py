@@ -66,7 +66,7 @@ def summary_rows(results: list[Result]) -> list[dict[str, str]]:
             "kept": "all data" if all_data else format_bytes(r.bytes_kept),
             "a class": NONE if all_data else format_bytes(r.bytes_kept / r.classes),
         }
-        inner = [v for k, v in seconds.items() if k != "learn"]
+        inner = [v for k, v in seconds.items() if k not in ("learn", "evaluate")]
         row["learn (s)"] = _seconds(seconds.get("learn", 0.0))
         row["memory (s)"] = _seconds(sum(inner)) if inner else NONE
         rows.append(row)

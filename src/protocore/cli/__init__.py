@@ -7,23 +7,46 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 
+from protocore.cli.audit import add_audit
+from protocore.cli.compare import add_compare
 from protocore.cli.completion import add_completion
 from protocore.cli.data import add_data
 from protocore.cli.decoder import add_decoder
 from protocore.cli.demo import add_demo
+from protocore.cli.export import add_export
+from protocore.cli.forget import add_forget
+from protocore.cli.frontier import add_frontier
 from protocore.cli.health import add_health
+from protocore.cli.learn import add_learn
 from protocore.cli.listing import add_list
+from protocore.cli.merge import add_merge
+from protocore.cli.new import add_new
 from protocore.cli.pack import add_pack
 from protocore.cli.parser import Parser
+from protocore.cli.plan import add_plan
+from protocore.cli.predict import add_predict
+from protocore.cli.report import add_report
+from protocore.cli.reproduce import add_reproduce
 from protocore.cli.run import add_run
+from protocore.cli.serve import add_serve
 from protocore.cli.show import add_show
-from protocore.errors import UserError
+from protocore.cli.test import add_test
+from protocore.errors import LostError, UserError
+from protocore.ranks import started
 from protocore.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `protocore` command."""
+    if started()[0]:  # of several processes the first speaks; a bug in another is told by Python itself
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            return _main(argv)
+    return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     # Waiting threads that spin make two threads on a busy two-core machine eleven times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -34,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _dispatch(words)
         finally:
             sys.stdout.flush()
+    except LostError as error:
+        with redirect_stderr(sys.__stderr__):  # whichever process it is
+            return _complain(str(error)) if error.aloud else 2
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
@@ -82,8 +108,14 @@ def make_parser(words: Sequence[str] = ()) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"protocore {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    add_new(commands, words)
+    for add in (add_learn, add_predict, add_test, add_merge, add_forget, add_audit, add_serve):
+        add(commands)
+    add_plan(commands, words)
     add_run(commands, words)
-    for add in (add_demo, add_list, add_show, add_health, add_data, add_pack, add_decoder, add_completion):
+    add_compare(commands, words)
+    for add in (add_demo, add_reproduce, add_list, add_show, add_report, add_frontier, add_health, add_data, add_pack,
+                add_export, add_decoder, add_completion):
         add(commands)
     if words and words[0].startswith("-") and words[0] not in parser.takes():
         parser.error(f"{words[0]}: flags stand after a command, as in `protocore list --json`")
@@ -92,4 +124,13 @@ def make_parser(words: Sequence[str] = ()) -> Parser:
 
 def _dispatch(words: list[str]) -> int:
     arguments = make_parser(words).parse_args(words)
-    return arguments.do(arguments)
+    processes = started()[1]
+    if processes == 1:
+        return arguments.do(arguments)
+    if arguments.command != "run":
+        raise UserError(f"{processes} processes were started together (torchrun), and only `protocore run` shares out "
+                        f"its work; give `protocore {arguments.command}` by itself")
+    from protocore.ranks.group import together
+
+    with together():
+        return arguments.do(arguments)

@@ -24,7 +24,7 @@ To use it, write it to where the shell looks:
   protocore completion zsh  > ~/.zfunc/_protocore    (with fpath+=~/.zfunc before compinit in ~/.zshrc)
   protocore completion fish > ~/.config/fish/completions/protocore.fish
 A new shell has it; the file is made anew after an upgrade."""
-_FOLDERS = ("runs", "out", "like", "run", "data_root")
+_FOLDERS = ("runs", "out", "like", "run", "data_root", "results")
 
 
 def add_completion(commands: Any) -> None:
@@ -72,7 +72,7 @@ def _words() -> shells.Words:
         **chosen, "method": tuple(METHODS), "benchmark": benchmarks, "data": benchmarks, "codec": tuple(CODECS),
         "backbone": tuple(BACKBONES), "device": ("auto", "cpu", "cuda", "mps"), "class_order": ("natural", "1993"),
         "augment": ("none", "flip", "crop4", "crop4,flip", "rrc,flip"), "data get name": sets, "data check name": sets,
-        "schedule": ("constant", "cosine", "restarts", "steps:"), "show run": FOLDERS,
+        "schedule": ("constant", "cosine", "restarts", "steps:"), "show run": FILES, "pictures": FILES,
     })
     options = {}
     for name, method in METHODS.items():

@@ -15,7 +15,7 @@ DEMO: tuple[dict[str, Any], ...] = (
 
 
 def add_demo(commands: Any) -> None:
-    demo = commands.add_parser("demo", help="learn the embedded digits with three methods; a table and pictures")
+    demo = commands.add_parser("demo", help="learn the embedded digits with three methods; a table and a page")
     demo.add_argument("--runs", default="runs", help="folder of run folders (default: runs)")
     demo.set_defaults(do=_demo)
 
@@ -24,6 +24,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     from protocore.bench import figures
     from protocore.bench.tables import summary_table
     from protocore.cli.execute import execute
+    from protocore.cli.report import write_report
     from protocore.cli.terminal import Terminal
     from protocore.runs.configure import configure
 
@@ -38,4 +39,5 @@ def _demo(arguments: argparse.Namespace) -> int:
     console.print("Pictures:")
     for picture in [*sorted(runs.glob("demo-*.png")), *(p for run in done for p in sorted(run.folder.glob("*.png")))]:
         console.print(f"  {picture}", soft_wrap=True)
+    write_report([run.folder for run in done], runs / "demo-report.html", title="ProtoCore: the demo")
     return 0

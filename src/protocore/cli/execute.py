@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocore.cli.stop import Stop
+from protocore.errors import LostError
 
 if TYPE_CHECKING:
     from protocore.config import Resolved
@@ -38,8 +40,9 @@ class Done:
 
 
 def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool = False, restart: bool = False,
-            every: float = 30.0, quiet: bool = False, figures: bool = True) -> Done:
+            every: float = 30.0, quiet: bool = False, figures: bool = True, track: Sequence[str] = ()) -> Done:
     """Run, or read a stored result."""
+    from protocore.ranks.group import world
     from protocore.runs.folder import RunFolder
     from protocore.runs.job import Interrupted, run, stored
     from protocore.runs.reporters import Quiet, RunProgress
@@ -54,9 +57,12 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
             _draw(learner, result, folder.path)
 
     try:
-        with Stop() as stop, reporter if isinstance(reporter, RunProgress) else nullcontext():
+        with Stop(several=world() > 1) as stop, reporter if isinstance(reporter, RunProgress) else nullcontext():
             result = run(config, folder, reporters=[reporter], checkpoint_seconds=every, restart=restart or again,
-                         stop=stop.asked, finished=draw)
+                         stop=stop.asked, finished=draw, track=track)
+    except LostError as error:
+        raise LostError(f"{error}; the same command goes on from the checkpoint in {folder.path}",
+                        aloud=error.aloud) from None
     except Interrupted:
         said = " without --again" if again else " without --restart" if restart else ""
         print(f"protocore: stopped; the checkpoint is in {folder.path}, and the same command{said} goes on from there",

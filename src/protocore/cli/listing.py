@@ -26,7 +26,7 @@ def add_list(commands: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from protocore.backbones import BACKBONES
+    from protocore.backbones import BACKBONES, SOURCES
     from protocore.codecs import CODECS
     from protocore.data.benchmarks import BENCHMARKS
     from protocore.methods import METHODS, bytes_a_class
@@ -35,7 +35,8 @@ def _list(arguments: argparse.Namespace) -> int:
         "methods": {name: f"{' '.join((m.__doc__ or '').split())} ({m.paper})" for name, m in METHODS.items()},
         "benchmarks": {name: b.summary for name, b in BENCHMARKS.items()}
         | {"folder:PATH": "your own pictures, one folder a class; tasks of --classes-per-task"},
-        "backbones": {name: b.description for name, b in BACKBONES.items()},
+        "backbones": {name: b.description for name, b in BACKBONES.items()}
+        | {f"{kind}:{what}": description for kind, (what, description) in SOURCES.items()},
         "codecs": {name: info.description for name, info in CODECS.items()},
     }
     chosen = {kind: lines for kind, lines in tables.items() if arguments.what in (None, kind)}

@@ -52,16 +52,19 @@ def add_pack(commands: Any) -> None:
 def _codec_of(pack: Pack, codec: str | None) -> Codec | None:
     """The codec that the user names, else the one that the pack names. A pack has one: all its digests are the same."""
     from protocore.codecs import codec_named, codec_told
+    from protocore.memory.codebook import take_codebook
 
     names = sorted({group.codec for group in pack.info.groups.values()})
     if not names:
         return None
-    if not codec:
-        return codec_told(names[0], pack.info.image_shape)
     try:
-        return codec_named(codec, pack.info.image_shape)
+        made = codec_named(codec, pack.info.image_shape) if codec else None
     except DataError as error:  # what was typed is no fault of the pack
         raise UserError(str(error)) from None
+    made = made or codec_told(names[0], pack.info.image_shape)
+    if made.spec == names[0]:
+        take_codebook(made, pack.tensors)
+    return made
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

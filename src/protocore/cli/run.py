@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocore.cli.parser import Parser, number, sort_words
 from protocore.config import Settings, convert, flag, kind_of, plural
-from protocore.errors import UserError, shown
+from protocore.errors import UserError
+from protocore.learn.metrics import PEERS
+from protocore.ranks import started, way_of
+from protocore.seeds import parse_seeds
 
 if TYPE_CHECKING:
     from protocore.runs.result import Result
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
 GROUPS = {
     "data": "data and stream", "memory": "memory", "network": "network", "training": "training", "machine": "machine",
 }
-MOST_SEEDS = 1000  # in one command
 
 
 def add_run(commands: Any, words: Sequence[str] = ()) -> None:
@@ -30,7 +32,8 @@ def add_run(commands: Any, words: Sequence[str] = ()) -> None:
         usage="protocore run [METHOD] [BENCHMARK] [FLAGS]",
         description="Learn a benchmark's tasks one after the other, evaluate after each, store everything in a "
         "folder. The same command again goes on after an interruption, or shows the stored result.",
-        epilog="`protocore run METHOD --help` explains a method's own options too.",
+        epilog="`protocore run METHOD --help` explains a method's own options too. Several processes or GPUs share out "
+        "a run that torchrun starts: `torchrun --nproc-per-node 2 -m protocore run METHOD BENCHMARK`.",
     )
     run.add_argument("method", nargs="?", metavar="METHOD", help="see `protocore list methods` (default: protocore)")
     run.add_argument("benchmark", nargs="?", metavar="BENCHMARK", help="see `protocore list benchmarks`, or "
@@ -45,18 +48,22 @@ def add_run(commands: Any, words: Sequence[str] = ()) -> None:
     run.add_argument("--again", action="store_true", default=False, help="run anew even where a result is stored")
     run.add_argument("--checkpoint-seconds", type=number(0, 10**9), default=30.0, metavar="FLOAT",
                      help="seconds between two checkpoints (default: 30)")
+    run.add_argument("--track", action="append", default=[], metavar="NAMES", help="tell trackers as the run goes on: "
+                     "tensorboard, wandb, mlflow, or several with commas (metrics.csv is written anyway)")
+    run.add_argument("--as", dest="as_peer", choices=PEERS, metavar="PEER", help="forgetting and transfer as others "
+                     f"define them, beside ours: {', '.join(PEERS)}")
     run.add_argument("--json", action="store_true", default=False, help="print the result as JSON; a list with --seeds")
     run.add_argument("--quiet", action="store_true", default=False, help="no progress")
     run.add_argument("--no-figures", action="store_true", default=False, help="write no pictures")
-    _flags(run.add_argument_group("run"), Settings, "run", skip=("method", "benchmark"))
+    add_flags(run.add_argument_group("run"), Settings, "run", skip=("method", "benchmark"))
     for group, title in GROUPS.items():
-        _flags(run.add_argument_group(title), Settings, group)
+        add_flags(run.add_argument_group(title), Settings, group)
     if words and words[0] == "run":
         _add_options(run, words[1:])
     run.set_defaults(do=_run)
 
 
-def _flags(group: Any, cls: type, name: str, skip: Sequence[str] = ()) -> None:
+def add_flags(group: Any, cls: type, name: str, skip: Sequence[str] = ()) -> None:
     for field in dataclasses.fields(cls):
         if field.metadata.get("group") != name or field.name in skip:
             continue
@@ -83,24 +90,26 @@ def _add_options(run: Parser, words: Sequence[str]) -> None:
     from protocore.methods import METHODS, method_named
 
     if found.unknown:
-        known |= {name: takes for m in METHODS.values() for name, takes in _takes(m).items()}
+        known |= {name: takes_value for m in METHODS.values() for name, takes_value in takes(m).items()}
         found = sort_words(words, known)
         if found.unknown:
             run.error(f"unknown flag {run.known_as(found.unknown[0], known)}")
     method = method_named(found.plain[0] if found.plain else _method_of_files(found.flags) or "protocore")
     if dataclasses.fields(method.Options):
-        _flags(run.add_argument_group(f"options of {method.name}"), method.Options, "method")
+        add_flags(run.add_argument_group(f"options of {method.name}"), method.Options, "method")
     for word in found.flags:
         name = word.partition("=")[0]
         if name not in run.takes():
-            owners = ", ".join(m.name for m in METHODS.values() if name in _takes(m))
+            owners = ", ".join(m.name for m in METHODS.values() if name in takes(m))
             run.error(f"{name} is not an option of {method.name}; it is one of {owners}")
 
 
-def _takes(method: Any) -> dict[str, bool]:
-    """The flags of a method's options, and whether a value follows."""
+def takes(method: Any, only: str | None = None) -> dict[str, bool]:
+    """The flags of a method's options, or of one of them, and whether a value follows."""
     found = {}
     for field in dataclasses.fields(method.Options):
+        if only not in (None, field.name):
+            continue
         truth = kind_of(method.Options, field.name)[0] is bool
         found |= {flag(name): not truth for name in ((field.name, f"no_{field.name}") if truth else (field.name,))}
     return found
@@ -120,19 +129,11 @@ def _method_of_files(flags: Sequence[str]) -> str | None:
 
 
 def seeds_in(text: str) -> list[int]:
-    """`0,1,2`, `0..2` or both: the seeds, each once."""
-    found: dict[int, None] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,19})(?:\.\.([0-9]{1,19}))?\s*", part)
-        if not match:
-            raise argparse.ArgumentTypeError(f"{shown(text)} is no list of seeds; write for example 0,1,2 or 0..2")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise argparse.ArgumentTypeError(f"{shown(part)} runs backwards; write {last}..{first}")
-        if last - first >= MOST_SEEDS or len(found) > MOST_SEEDS:
-            raise argparse.ArgumentTypeError(f"{shown(text)} are more than {MOST_SEEDS:,} seeds; give fewer at a time")
-        found |= dict.fromkeys(range(first, last + 1))
-    return list(found)
+    """A list of seeds, as argparse asks for it."""
+    try:
+        return parse_seeds(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _like(where: str) -> Result:
@@ -142,7 +143,7 @@ def _like(where: str) -> Result:
 
 
 _NOT_SETTINGS = ("command", "do", "config", "like", "seeds", "runs", "out", "restart", "again", "checkpoint_seconds",
-                 "json", "quiet", "no_figures")
+                 "json", "quiet", "no_figures", "track", "as_peer")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -155,12 +156,16 @@ def _run(arguments: argparse.Namespace) -> int:
     if seeds is not None and ("seed" in flags or out is not None):
         raise UserError("--seeds makes several runs, each with its own seed and folder: leave out --seed and --out "
                         "(--runs says where the folders are)")
+    processes = started()[1]
+    if like is not None and like.processes != processes and not arguments.quiet:
+        print(f"Note: --like {arguments.like} was learned by {plural(like.processes, 'process')}, this is {processes}: "
+              f"the last bits may be others; {way_of(like.processes)} keeps them", file=sys.stderr)
     # All are configured before the first is run: a mistake should not wait for its turn.
     configs = [configure(flags if seed is None else flags | {"seed": seed},
                          config_file=getattr(arguments, "config", None), like=like) for seed in seeds or [None]]
     done = [execute(config, Path(arguments.runs), out=out, again=arguments.again, restart=arguments.restart,
                     every=arguments.checkpoint_seconds, quiet=arguments.quiet or arguments.json,
-                    figures=not arguments.no_figures) for config in configs]
+                    figures=not arguments.no_figures, track=arguments.track) for config in configs]
     results = [run.result for run in done]
     if arguments.json:
         documents = [result.to_json() for result in results]
@@ -172,6 +177,11 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Terminal()
     console.print(summary_table(results, mean=seeds is not None, width=console.width))
     console.print()
+    if peer := getattr(arguments, "as_peer", None):
+        from protocore.bench.costs import peer_table
+
+        console.print(peer_table(results, peer))
+        console.print()
     if seeds is None:
         console.print(ledger_table(results[0]))
         console.print()
@@ -180,6 +190,12 @@ def _run(arguments: argparse.Namespace) -> int:
             tell_notes(console, run.result)
         if run.stored and seeds is None:
             threads = f" ({plural(run.result.threads, 'thread')})" if run.result.threads else ""
+            if run.result.processes > 1:
+                threads = f" ({plural(run.result.processes, 'process')})"
             console.print(f"This result was stored already{threads}; --again runs it anew.")
         name_files(console, run.folder, pictures=seeds is None)
+    if like and like.precision not in (None, results[0].precision):
+        console.print(f"The run that this one is like was computed in {like.precision}, this one in "
+                      f"{results[0].precision}: not the same numbers. --precision {like.precision} asks for them, on "
+                      "a machine with units for it.")
     return 0

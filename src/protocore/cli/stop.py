@@ -7,23 +7,30 @@ from typing import Any
 
 
 class Stop:
-    """Ctrl-C asks the run to write its checkpoint and stop; a second one stops at once."""
+    """Ctrl-C asks the run to write its checkpoint and stop; a second one stops at once.
 
-    def __init__(self) -> None:
+    Of several processes each is asked by the terminal, and once more by torchrun, which passes on SIGTERM, too: there
+    any number of times is one.
+    """
+
+    def __init__(self, *, several: bool = False) -> None:
         self._asked = False
-        self._before: Any = None
+        self._several = several
+        self._before: dict[int, Any] = {}
 
     def asked(self) -> bool:
         return self._asked
 
     def _handle(self, number: int, frame: Any) -> None:
-        if self._asked:
+        if self._asked and not self._several:
             raise KeyboardInterrupt
         self._asked = True
 
     def __enter__(self) -> Stop:
-        self._before = signal.signal(signal.SIGINT, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM) if self._several else (signal.SIGINT,):
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)

@@ -7,7 +7,7 @@ first dimension is N. Stored exemplars are bytes, one `bytes` object an exemplar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -21,6 +21,8 @@ class Codec(ABC):
 
     name: str
     device = torch.device("cpu")  # where its weights are: latents and images are expected there
+    learns = False  # whether `fit` has anything to learn: then `state` is part of the memory
+    learned = False  # whether it has
     differentiable: bool = True  # whether decode() passes gradients to z, so that z can be optimised through it
 
     def __init__(self, image_shape: ImageShape) -> None:
@@ -34,6 +36,22 @@ class Codec(ABC):
             vars(self).update({name: value.to(device) for name, value in weights.items()})
             self.device = torch.device(device)
         return self
+
+    def fit(self, images: Tensor) -> None:
+        """Learn what it needs of pictures like these, once, before anything is stored; most need nothing."""
+        raise TypeError(f"{type(self).__name__} learns nothing")
+
+    def state(self) -> dict[str, Tensor]:
+        """What `fit` has learned: whoever decodes needs it."""
+        return {}
+
+    def shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Types and shapes of `state`, known before."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` gave, nothing if nothing was learned; anything else raises `DataError`."""
+        raise TypeError(f"{type(self).__name__} learns nothing")
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:

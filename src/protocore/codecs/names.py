@@ -10,7 +10,7 @@ from protocore.errors import DataError, UserError, shown
 from protocore.pictures import ImageShape
 
 _TOLD = re.compile("([A-Za-z0-9][A-Za-z0-9 _.+-]{0,63})(:[0-9]{1,9})?(,entropy)?")
-_SHIPPED = ("pixels", "webp", "jpeg", "vqgan")  # what a file may choose: they open nothing of its choice
+_SHIPPED = ("pixels", "webp", "jpeg", "vqgan", "pq")  # what a file may choose: they open nothing of its choice
 _SOURCES = {"vqgan": "FILE", "diffusers": "FOLDER-OR-HUB-ID", "taming": "FOLDER"}  # what only a user may name
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from protocore.codecs.base import Codec
 from protocore.codecs.jpeg import JPEG
 from protocore.codecs.pixels import Pixels
+from protocore.codecs.pq import ProductQuantiser
 from protocore.codecs.vqgan import load, shipped
 from protocore.codecs.webp import WebP
 from protocore.errors import UserError, shown
@@ -81,6 +82,11 @@ def _jpeg(shape: ImageShape, wish: Wish) -> Codec:
     return JPEG(shape) if wish.number is None else JPEG(shape, wish.number)
 
 
+def _pq(shape: ImageShape, wish: Wish) -> Codec:
+    wish.only(number=True)
+    return ProductQuantiser(shape) if wish.number is None else ProductQuantiser(shape, wish.number)
+
+
 def _vqgan(shape: ImageShape, wish: Wish) -> Codec:
     options = wish.only(source=True, number=True, options=("sweeps=N", "entropy"))
     return load(wish.source or shipped(shape[0]), shape, wish.number, options.get("sweeps", 0), "entropy" in options)
@@ -110,6 +116,7 @@ CODECS = _Codecs("codec", {
     "pixels": CodecInfo(_pixels, "plain uint8 pixels, squashed to the image range"),
     "webp": CodecInfo(_webp, "WebP without its header; webp:Q for quality Q"),
     "jpeg": CodecInfo(_jpeg, "JPEG without its tables; jpeg:Q for quality Q"),
+    "pq": CodecInfo(_pq, "product-quantised feature vectors of a frozen network; pq:N for N bytes each"),
     "vqgan": CodecInfo(_vqgan, "codes of the small VQGAN that ships with the package; vqgan:N for N residual stages, "
                        "vqgan:FILE or vqgan:FILE:N for one of `decoder train`; vqgan:N,sweeps=2 looks longer for good "
                        "codes, vqgan:N,entropy gives frequent codes fewer bits"),

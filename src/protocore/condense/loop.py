@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.codecs.base import Codec
+from protocore.ranks.split import split, split_bytes
 
 Maps = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # images to features and flattened maps of the layers below
 Start = Tensor | list[bytes]  # latents to optimise, or what is stored of pictures and stays as it is
@@ -106,7 +107,7 @@ def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Start, g
         return maps(images)
 
     def matched(latents: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        images = codec.decode(latents).to(goals.target)
+        images = split(codec.decode, latents).to(goals.target)
         seen, below = look(images if transform is None else transform(images))
         loss = condensation_loss(seen, goals, weights)
         if below is not None and goals.layers is not None:
@@ -126,11 +127,11 @@ def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Start, g
     z = start.detach().clone().requires_grad_(True)
     optimiser = torch.optim.AdamW([z], lr=lr)
     with torch.no_grad():
-        first = codec.to_bytes(z)
+        first = split_bytes(codec.to_bytes, z)
     result = Condensed(first, loss_of(first), 0.0)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        draft = codec.draft(z)
+        draft = split(codec.draft, z)
         loss, seen = matched(draft, perturb)
         if weights.natural:
             near = draft.detach()
@@ -146,7 +147,7 @@ def condense(features: Callable[[Tensor], Tensor], codec: Codec, start: Start, g
     if steps:
         # The last draft, coded by the full search, and not z: it is the draft that the steps have made good.
         with torch.no_grad():
-            last = codec.to_bytes(codec.quantise(codec.draft(z)))
+            last = split_bytes(lambda rows: codec.to_bytes(codec.quantise(codec.draft(rows))), z)
         after = loss_of(last)
         if after < result.before:
             result.stored, result.after = last, after

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from protocore.codecs.base import Codec
 from protocore.condense.loop import Condensed, Goals, Maps, Start, Weights, condense
+from protocore.condense.matching import Matching
 from protocore.condense.targets import Targets
 from protocore.data.augment import to_float
 from protocore.errors import UserError
 from protocore.memory.codings import Codings
 from protocore.memory.prototypes import PrototypeStore
 from protocore.memory.store import ExemplarStore
+from protocore.ranks.split import split
 
 STARTS = ("auto", "random", "mean", "nearest")
 
@@ -34,6 +36,7 @@ class Recipe:
     refresh: bool
     target: str = "centre"  # or "sample": the features of the picture that the exemplar starts at
     record: bool = False
+    matching: Matching | None = None  # of distributions, in place of features
 
 
 def start_for(origin: str, start: str) -> str:
@@ -78,23 +81,27 @@ class CondensedStore:
         return torch.stack([self._encode(images_of(part)).sum(0) for part in rows.split(256)]).sum(0) / len(rows)
 
     def _encode(self, images: Tensor) -> Tensor:
-        return self.codec.encode(to_float(images.to(self.codec.device)))
+        return split(self.codec.encode, to_float(images.to(self.codec.device)))
 
     def renew(self, features: Callable[[Tensor], Tensor], targets: Targets, start: Start, room: Tensor,
               progress: Callable[[int, int], None] | None = None, *, maps: Maps | None = None,
-              layers: Tensor | None = None, images: Tensor | None = None) -> Condensed:
+              layers: Tensor | None = None, images: Tensor | None = None,
+              matched: Callable[[Tensor, Goals], Condensed] | None = None) -> Condensed:
         """Condense the targets' classes (with `refresh` all others too) and replace what was stored of them.
 
         A class that returns with few samples gets few new exemplars: old ones stay beside them as far as there is
         room, `room[c]` for class c. `layers` and `images` are further goals of the targets: what `maps` should say of
-        them, their pictures.
+        them, their pictures. `matched` optimises in place of `condense`, from start points towards goals.
         """
         goals = replace(self._goals(features, targets), layers=layers, images=images)
         r, returning = self.recipe, targets.labels.unique().cpu()
         if r.refresh and isinstance(start, Tensor):
             goals, start = self._with_the_others(features, goals, start, maps)
-        made = condense(features, self.codec, start, goals, weights=r.weights, steps=r.steps, lr=r.lr,
-                        perturb=r.perturb, maps=maps, record=r.record, progress=progress)
+        if matched is not None and isinstance(start, Tensor):
+            made = matched(start, goals)
+        else:
+            made = condense(features, self.codec, start, goals, weights=r.weights, steps=r.steps, lr=r.lr,
+                            perturb=r.perturb, maps=maps, record=r.record, progress=progress)
         if r.record and made.trace:
             self.records = {"steps": torch.stack(made.trace).cpu(), "targets": goals.target.cpu(),
                             "labels": goals.labels.cpu()}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 from protocore.config import Settings
 from protocore.data import sets
 from protocore.data.base import Benchmark, Pair, Source
+from protocore.data.images import ChosenImages, ImageSet
 from protocore.data.sets.folder import folder_benchmark
 from protocore.data.stream import Stream
 from protocore.errors import DataError, UserError, shown
@@ -75,12 +79,29 @@ def open_stream(settings: Settings) -> Stream:
     """The stream that these settings describe, ready to be opened task by task."""
     benchmark = benchmark_named(settings.benchmark, settings.strict)
     train, test = _read(settings, benchmark)
+    if settings.validate:
+        train, test = validation(train, settings.validate)
     return Stream(
         train, test, classes_per_task=settings.classes_per_task or benchmark.classes_per_task,
         order=settings.class_order, images_per_class=settings.images_per_class, blurry=settings.blurry,
         seed=settings.seed, tasks=settings.tasks, benchmark=settings.benchmark, mean=benchmark.mean,
         std=benchmark.std,
     )
+
+
+def validation(train: ImageSet, percent: int) -> Pair:
+    """The training images in two parts: the last of each class are measured on, and nobody sees the test images."""
+    labels = train.labels
+    order = np.argsort(labels, kind="stable")
+    place = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])  # of an image within its class
+    counts = np.bincount(labels)[labels[order]]
+    held = np.zeros(len(labels), bool)
+    held[order] = place >= counts - np.maximum(counts * percent // 100, 1)
+    parts = []
+    for name, rows in (("learned", np.flatnonzero(~held)), ("validated", np.flatnonzero(held))):
+        digest = hashlib.sha256(f"{train.digest} {name} {percent}".encode()).hexdigest()
+        parts.append(ImageSet(ChosenImages(train.images, rows), labels[rows], train.class_names, digest, train.notes))
+    return parts[0], parts[1]
 
 
 def _read(settings: Settings, benchmark: Benchmark) -> Pair:
@@ -91,9 +112,4 @@ def _read(settings: Settings, benchmark: Benchmark) -> Pair:
             f"--data-root DIR or the environment variable PROTOCORE_DATA, or download them with "
             f"`protocore data get {source.name}`"
         )
-    train, test = benchmark.read(root, wish)
-    height, width = train.images.shape[1:]
-    if wish is not None and not benchmark.scaled and (height, width) != (wish, wish):
-        raise UserError(f"--image-size {wish}: the pictures of {settings.benchmark} are {height} x {width} and are "
-                        "not scaled; leave it out")
-    return train, test
+    return benchmark.read(root, wish)

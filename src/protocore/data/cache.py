@@ -24,7 +24,7 @@ from protocore.data.images import ArrayImages, FileImages, Images, ImageSet, blo
 from protocore.errors import DataError
 from protocore.files import read_json, write_json
 
-_MAKER = f"protocore 2, Pillow {PIL.__version__}"  # another Pillow may decode to other pixels
+_MAKER = f"protocore 3, Pillow {PIL.__version__}"  # another Pillow may decode to other pixels
 
 
 @dataclass

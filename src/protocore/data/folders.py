@@ -12,7 +12,8 @@ from protocore.data.images import listed
 from protocore.data.reading import steers
 from protocore.errors import DataError, printable
 
-PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"})
+PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff",
+                      ".heic", ".heif"})
 _LEFT_BEHIND = {"thumbs.db", "desktop.ini", "__macosx"}  # by other systems and archivers
 _EXAMPLES = 3  # of each kind that a note names
 

@@ -21,7 +21,7 @@ from PIL import Image
 from protocore.data.bombs import refuse_bombs
 from protocore.errors import DataError, printable
 from protocore.files import read_bytes
-from protocore.pictures import ImageShape, open_picture, quiet, turn_of
+from protocore.pictures import ImageShape, check_sides, fitted, open_picture, quiet, turn_of
 
 MOST_BYTES = 256 << 20  # of a picture file
 Outcome = tuple[int, int] | str  # width and height of a picture, or why it cannot be read
@@ -31,7 +31,6 @@ _MOST_THREADS = 8
 _LARGE = 4_000_000  # pixels or bytes; of pictures above it one is decoded at a time, to keep within memory
 _ONE_LARGE = threading.RLock()
 _LISTED = 10  # bad files that an error names
-_LONGEST = 50  # sides a picture may have relative to each other before resizing it would fill the memory
 
 
 class Images(ABC):
@@ -128,20 +127,22 @@ class ChosenImages(Images):
 
 
 class FileImages(Images):
-    """Picture files decoded when taken: the shorter side resized to `size`, then the centre cut out.
+    """Picture files decoded when taken: resized to just cover `size` (a side, or height and width), then the centre
+    cut out.
 
     `hashes` are the sha256 of the files as they were first read ("": not readable, None: not looked at); a file that
     has changed since is an error and never another picture in silence. `upright`: as the camera was held, which JPEGs
     note in their EXIF.
     """
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], size: int, channels: int = 3,
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], size: int | tuple[int, int], channels: int = 3,
                  hashes: Sequence[str | None] | None = None, upright: bool = False) -> None:
-        if channels not in (1, 3) or size < 1:
+        height, width = (size, size) if isinstance(size, int) else size
+        if channels not in (1, 3) or min(height, width) < 1:
             raise ValueError(f"need 1 or 3 channels and a size of at least 1, got {channels} and {size}")
         self.paths = tuple(os.fspath(path) for path in paths)
         self.hashes = tuple(hashes) if hashes is not None else (None,) * len(self.paths)
-        self.shape, self.upright = (channels, size, size), upright
+        self.shape, self.upright = (channels, height, width), upright
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -216,26 +217,12 @@ def _one_at_a_time(large: bool) -> contextlib.AbstractContextManager[object]:
 
 
 def _square(picture: Image.Image, shape: ImageShape, large: bool, turn: Image.Transpose | None) -> np.ndarray:
-    channels, size, _ = shape
-    mode = "RGB" if channels == 3 else "L"
-    if picture.mode[0] in "IF":
-        raise ValueError(f"pixels of more than 8 bits (mode {picture.mode}); save it with 8 bits")
-    if max(picture.size) > _LONGEST * min(picture.size):
-        raise ValueError(f"{picture.width} x {picture.height} pixels is too narrow to cut a square from")
+    check_sides(picture)
     if large:  # a JPEG is then unpacked at half, a quarter or an eighth of its sides; other formats as they are
-        picture.draft(None, (4 * size, 4 * size))
+        side = 4 * max(shape[1:])
+        picture.draft(None, (side, side))
     picture.load()
-    plain = picture if picture.mode == mode else picture.convert(mode)
-    (width, height), short = plain.size, min(plain.size)
-    if short != size:
-        width, height = round(width * size / short), round(height * size / short)
-        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
-    if turn is not None:
-        plain = plain.transpose(turn)
-        width, height = plain.size
-    left, top = (width - size) // 2, (height - size) // 2
-    square = np.asarray(plain.crop((left, top, left + size, top + size)))
-    return square.reshape(size, size, channels).transpose(2, 0, 1)
+    return fitted(picture, shape, turn)
 
 
 def blocks(images: Images) -> Iterator[tuple[int, np.ndarray]]:

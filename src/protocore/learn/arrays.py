@@ -11,10 +11,11 @@ from torch import Tensor
 
 from protocore.data.stream import Task
 from protocore.errors import UserError, shown
+from protocore.learn.pictures import Picture, are_pictures, of_shape
 from protocore.memory.codings import to_uint8
 from protocore.pictures import ImageShape
 
-Images = np.ndarray | Tensor
+Images = np.ndarray | Tensor | Sequence[Picture]
 Labels = Sequence[Hashable] | np.ndarray | Tensor
 
 
@@ -26,15 +27,22 @@ def checked_shape(shape: Sequence[int]) -> ImageShape:
 
 
 def checked_images(images: Images, shape: ImageShape) -> Tensor:
-    """Pictures (N, C, H, W) of the learner's shape: uint8, or float32 between 0 and 1."""
+    """Pictures (N, C, H, W) of the learner's shape: uint8, or float32 between 0 and 1.
+
+    A list of single ones (files, Pillow's pictures, arrays) may hold any sizes.
+    """
+    if are_pictures(images):
+        images = of_shape(images, shape)
     try:  # torch takes no array that is read backwards, as a mirrored one is
         x = torch.as_tensor(np.ascontiguousarray(images) if isinstance(images, np.ndarray) else images)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"images must be an array or a tensor of numbers; met {shown(images)}") from None
+        raise UserError("images must be an array or a tensor of numbers, or a list of pictures; met "
+                        f"{shown(images)}") from None
     if x.ndim != 4 or tuple(x.shape[1:]) != tuple(shape):
         last = x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == tuple(shape)
         hint = ": channels come first, as .transpose(0, 3, 1, 2) puts them" if last else \
-            ": one picture is images[None]" if tuple(x.shape) == tuple(shape) else ""
+            ": one picture is images[None]" if tuple(x.shape) == tuple(shape) else \
+            ": give those of other sizes as a list of pictures" if x.ndim == 4 else ""
         raise UserError(f"images must have shape (N, {', '.join(map(str, shape))}); met {tuple(x.shape)}{hint}")
     if x.dtype == torch.uint8:
         return x

@@ -18,7 +18,7 @@ from protocore.schema import Fields, Scalar
 
 FORMAT = "protocore learner 2"
 _WAY_OUT = "restore the file from a copy"
-GROUPS = ("net", "extra", "method", "scratch", "optimizer")
+GROUPS = ("net", "front", "extra", "method", "scratch", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class Header:
     own_backbone: bool  # whether the network's features come from a module of the user's
     has_optimizer: bool
     sources: Mapping[str, str] = field(default_factory=dict)
+    processes: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)  # what the caller of `save` added
+    network: Mapping[str, Any] = field(default_factory=dict)  # what builds it, where no name of a table does
+    weights: str = ""  # sha256 of those that the network began with, where it was trained before
+    temperature: float = 1.0  # by which scores are divided before they are probabilities
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ class Checkpoint:
     def part(self, group: str) -> dict[str, Tensor]:
         return {k.removeprefix(f"{group}/"): v for k, v in self.tensors.items() if k.startswith(f"{group}/")}
 
+    @property
+    def numbers(self) -> int:
+        """In all its tensors."""
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
     def refuse(self, reason: object) -> DataError:
         return DataError(f"{self.path}: not a learner of this kind ({shown(str(reason), 300)}); {_WAY_OUT}")
 
@@ -68,6 +77,14 @@ def write_checkpoint(path: Path, header: Header, tensors: Mapping[str, Tensor]) 
     except ValueError:  # NaN as a label, say
         raise DataError(f"{path}: a label or a measurement is not a number, which JSON cannot hold") from None
     write_atomic(path, serialise(kept, {"protocore": text, "sha256": _sum(text, kept)}))
+
+
+def write_blank(path: Path, extra: Mapping[str, Any]) -> None:
+    """The file of a learner that is still to be: what the caller says of it, and no settings."""
+    header = Header(settings={}, options={}, image_shape=(1, 1, 1), classes=[], outputs=0, tasks=0, seen=[], current=[],
+                    first_classes=[], seconds={}, inner_seconds={}, images=0, held={}, threads=torch.get_num_threads(),
+                    processes=1, own_backbone=False, has_optimizer=False, extra=extra)
+    write_checkpoint(path, header, {"rng": torch.get_rng_state()})
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -85,6 +102,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if any(k.partition("/")[0] not in (*GROUPS, "rng", "rng cuda") for k in tensors) or "rng" not in tensors:
         raise DataError(f"{path}: damaged, its tensors are not those of a learner; {_WAY_OUT}")
     return Checkpoint(path, _header(Fields(document, path, _WAY_OUT)), tensors)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and values."""
+    return _sum("", {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
 def _sum(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -106,8 +128,13 @@ def _header(f: Fields) -> Header:
         first_classes=f.wholes("first_classes"), seconds=f.number_table("seconds"),
         inner_seconds=f.number_table("inner_seconds"), images=f.whole("images"),
         held={k: int(v) for k, v in f.number_table("held").items()}, threads=f.whole("threads"),
-        own_backbone=f.truth("own_backbone"), has_optimizer=f.truth("has_optimizer"),
-        sources={k: str(v) for k, v in f.scalars("sources").items()}, extra=f.fields("extra").values)
+        processes=f.maybe(f.whole, "processes", 1), own_backbone=f.truth("own_backbone"),
+        has_optimizer=f.truth("has_optimizer"),
+        sources={k: str(v) for k, v in f.scalars("sources").items()}, extra=f.fields("extra").values,
+        network=f.maybe(f.fields, "network", Fields({}, f.name, _WAY_OUT)).values,
+        weights=f.maybe(f.text, "weights", ""), temperature=f.maybe(f.number, "temperature", 1.0))
+    if header.temperature <= 0:
+        f.refuse("temperature", "a number above 0", header.temperature)
     for name in ("seen", "current", "first_classes"):
         numbers = getattr(header, name)
         if numbers != sorted(set(numbers)) or (numbers and numbers[-1] >= max(len(classes), 1)):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from protocore.config import Settings
+from protocore.config import Settings, plural
 from protocore.data.augment import to_float
 from protocore.errors import UserError
+from protocore.pictures import ImageShape
+from protocore.ranks.group import here
+
+GAINS_FROM = 28  # pixels: convolutions of smaller pictures take no longer in float32, units for bfloat16 or not
 
 
 @dataclass(frozen=True)
@@ -25,30 +29,11 @@ class Machine:
     device: torch.device
     precision: str
     channels_last: bool
-    rank: int = 0  # which of several processes this is
-    world: int = 1  # how many of them train one network
 
     def images(self, x: Tensor) -> Tensor:
         """Float images on the device, in the memory format in use. uint8 ones travel as they are: a quarter as far."""
         x = to_float(x.to(self.device, non_blocking=True))
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
-
-    @contextmanager
-    def for_itself(self, *numbers: int) -> Iterator[None]:
-        """What each process draws for itself: its views, its replay. All else is drawn alike in all of them.
-
-        Alone, a process has one generator for both. Among several, its own is a pure function of the numbers (seed,
-        task, step) and its rank, so that nothing of it has to be stored.
-        """
-        if self.world == 1:
-            yield
-            return
-        alike = torch.get_rng_state()
-        torch.manual_seed(mix(*numbers, self.rank))
-        try:
-            yield
-        finally:
-            torch.set_rng_state(alike)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
@@ -84,23 +69,40 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """The most memory that this process has held, children apart, since `forget_peak` where the system knows that.
+
+    Linux tells by VmHWM. What getrusage tells there begins with the size of the process that started this one.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kilobytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def machine_for(settings: Settings) -> Machine:
+def forget_peak() -> None:
+    """Count the peak from now on, where the system can: of several runs in one process each has its own."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def machine_for(settings: Settings, image_shape: ImageShape) -> Machine:
+    """Where a learner of such pictures runs, and how."""
     name = settings.device
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        mps = torch.backends.mps.is_available() and here.world == 1
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     try:
-        device = torch.device(name)
+        device = _of_rank(torch.device(name)) if here.world > 1 else torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--device {name!r} cannot be used here ({reason}); try --device cpu") from None
     precision = settings.precision
     if precision == "auto":
-        precision = "bfloat16" if device.type != "cpu" and _has_bfloat16(device) else "float32"
+        worth = device.type != "cpu" or (settings.backbone != "mlp" and max(image_shape[1:]) >= GAINS_FROM)
+        precision = "bfloat16" if worth and _has_bfloat16(device) else "float32"
     elif precision == "bfloat16" and not _has_bfloat16(device):
         raise UserError(f"--precision bfloat16: {device} has no units for it and would be far slower; use float32")
     layout = settings.memory_format
@@ -110,6 +112,19 @@ def machine_for(settings: Settings) -> Machine:
     threads = settings.threads or int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or os.cpu_count() or 1
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank, world = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if several else (0, 1)
-    return Machine(device, precision, channels_last, rank, world)
+    return Machine(device, precision, channels_last)
+
+
+def _of_rank(device: torch.device) -> torch.device:
+    """The device of this process among several: a GPU each."""
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or device.index is not None:
+        raise UserError(f"--device {device} cannot be had by each of {here.world} processes; give --device cuda, a GPU "
+                        "for each, or --device cpu")
+    if here.local >= torch.cuda.device_count():
+        gpus = plural(torch.cuda.device_count(), "GPU")
+        raise UserError(f"--device cuda: {gpus} here for {here.local + 1} processes or more: start one for each "
+                        "(torchrun --nproc-per-node), or give --device cpu")
+    torch.cuda.set_device(here.local)
+    return torch.device("cuda", here.local)

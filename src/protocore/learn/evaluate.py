@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from protocore.data.stream import Stream
+from protocore.data.stream import Stream, TestPart
 from protocore.learn.learner import Learner
+
+CHUNK = 512  # test images that are read at once
 
 
 @dataclass(frozen=True)
@@ -19,19 +21,25 @@ class Row:
     per_class: dict[int, float]
 
 
-def evaluate(learner: Learner, stream: Stream, tasks: int, coded: dict[int, torch.Tensor] | None = None) -> Row:
-    """The first `tasks` tasks' test images, read in chunks. `coded` keeps those of codec space between calls."""
-    row, coded = Row([], [], {}), {} if coded is None else coded
+def made_ready(learner: Learner, part: TestPart) -> torch.Tensor:
+    """Test images as the predictor meets them, made in chunks."""
+    return torch.cat([learner.ready(part.take(start, min(start + CHUNK, len(part.labels))))
+                      for start in range(0, len(part.labels), CHUNK)])
+
+
+def evaluate(learner: Learner, stream: Stream, tasks: int, kept: dict[int, torch.Tensor] | None = None) -> Row:
+    """The first `tasks` tasks' test images, read in chunks. `kept` keeps those that are made ready between calls."""
+    row, kept = Row([], [], {}), {} if kept is None else kept
     for index, part in enumerate(stream.tests[:tasks]):
-        if learner.tools.space == "codec" and index not in coded:
-            coded[index] = learner.through_codec(part.take(0, len(part.labels)))
+        if learner.makes_ready and index not in kept:
+            kept[index] = made_ready(learner, part)
         labels = torch.from_numpy(part.labels)
         classes = torch.tensor(part.classes)
         free, told = [], []
-        for start in range(0, len(labels), 512):
-            stop = min(start + 512, len(labels))
-            images = coded[index][start:stop] if index in coded else part.take(start, stop)
-            scores = learner.scores(images, coded=index in coded)
+        for start in range(0, len(labels), CHUNK):
+            stop = min(start + CHUNK, len(labels))
+            images = kept[index][start:stop] if index in kept else part.take(start, stop)
+            scores = learner.scores(images, ready=index in kept)
             free.append(scores.argmax(1))
             known = classes[classes < scores.shape[1]]
             told.append(known[scores[:, known].argmax(1)])

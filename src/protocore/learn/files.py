@@ -15,15 +15,19 @@ from protocore.data.stream import Task
 from protocore.errors import DataError, UserError, shown
 from protocore.learn.checkpoint import Checkpoint, Header, read_checkpoint, write_checkpoint
 from protocore.learn.loop import grow_head, make_optimizer
+from protocore.learn.muon import state_of
+from protocore.memory.codebook import take_codebook
 from protocore.memory.pack import unpack
 from protocore.methods import method_named
+from protocore.ranks.group import world
 from protocore.schema import is_scalar
 
 if TYPE_CHECKING:
     from protocore.learn.learner import Learner
 
 L = TypeVar("L", bound="Learner")
-MACHINE = ("data_root", "strict", "threads", "memory_format", "device", "precision")  # where it runs, not what it is
+# Where it runs and what is measured, not what it is.
+MACHINE = ("data_root", "strict", "threads", "memory_format", "device", "precision", "forward_transfer")
 
 
 def save_learner(learner: Learner, path: Path, extra: Mapping[str, Any]) -> None:
@@ -33,41 +37,56 @@ def save_learner(learner: Learner, path: Path, extra: Mapping[str, Any]) -> None
         if not is_scalar(label):
             raise UserError(f"{path}: the label {shown(label)} cannot be stored; labels that are saved are texts, "
                             "numbers, True, False or None")
-    method, optimizer = learner.method, learner.optimizer
-    tensors = {f"net/{k}": v for k, v in learner.net.state_dict().items()}
-    if method.extra is not None:
-        tensors |= {f"extra/{k}": v for k, v in method.extra.state_dict().items()}
-    tensors |= {f"method/{k}": v for k, v in method.state().items()}
-    tensors |= {f"scratch/{k}": v for k, v in method.scratch().items()}
-    if optimizer is not None:
-        for index, state in optimizer.state_dict()["state"].items():
-            for key, value in state.items():
-                tensors[f"optimizer/{index}/{key}"] = torch.as_tensor(value)
-    tensors["rng"] = torch.get_rng_state()
-    if learner.machine.device.type == "cuda":
-        tensors["rng cuda"] = torch.cuda.get_rng_state(learner.machine.device)
+    method = learner.method
     header = Header(
         settings=asdict(learner.settings), options=asdict(learner.config.options),
         sources={k: str(v) for k, v in learner.config.sources.items()}, image_shape=learner.image_shape,
         classes=list(learner.classes_), outputs=learner.outputs,  # type: ignore[arg-type]  # scalars, as seen above
         tasks=learner.tasks_, seen=method.seen, current=method.current, first_classes=method.first_classes,
         seconds=learner.seconds, inner_seconds=learner.tools.seconds, images=learner.images_learned, held=learner.held,
-        threads=torch.get_num_threads(), own_backbone=learner.own_backbone, has_optimizer=optimizer is not None,
-        extra=extra)
-    write_checkpoint(path, header, tensors)
+        threads=torch.get_num_threads(), processes=world(), own_backbone=learner.own_backbone,
+        has_optimizer=learner.optimizer is not None, extra=extra, network=learner.record,
+        weights=learner.weights, temperature=learner.temperature)
+    write_checkpoint(path, header, tensors_of(learner))
+
+
+def tensors_of(learner: Learner) -> dict[str, Tensor]:
+    """Everything of a learner that is written to its file, but for the header."""
+    method = learner.method
+    tensors = {f"net/{k}": v for k, v in learner.net.state_dict().items()}
+    if learner.front is not None:
+        tensors |= {f"front/{k}": v for k, v in learner.front.state_dict().items()}
+    if method.extra is not None:
+        tensors |= {f"extra/{k}": v for k, v in method.extra.state_dict().items()}
+    tensors |= {f"method/{k}": v for k, v in method.state().items()}
+    tensors |= {f"scratch/{k}": v for k, v in method.scratch().items()}
+    if learner.optimizer is not None:
+        for index, state in learner.optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                tensors[f"optimizer/{index}/{key}"] = torch.as_tensor(value)
+    tensors["rng"] = torch.get_rng_state()
+    if learner.machine.device.type == "cuda":
+        tensors["rng cuda"] = torch.cuda.get_rng_state(learner.machine.device)
+    return tensors
 
 
 def load_learner(cls: type[L], path: Path, backbone: nn.Module | None) -> L:
     """A learner from a file alone."""
-    checkpoint = read_checkpoint(path)
-    header = checkpoint.header
+    return learner_of(cls, read_checkpoint(path), backbone)
+
+
+def learner_of(cls: type[L], checkpoint: Checkpoint, backbone: nn.Module | None = None, task: Task | None = None) -> L:
+    """A learner from what was read; `task` is the open one where it was saved inside one."""
+    header, path = checkpoint.header, checkpoint.path
+    if not header.settings:
+        raise UserError(f"{path}: has learned nothing yet; teach it with `protocore learn`")
     if header.own_backbone and backbone is None:
         raise UserError(f"{path}: its network is a module of one's own; give it again with backbone=")
     config = config_of(checkpoint)
     shape = header.image_shape[0], header.image_shape[1], header.image_shape[2]
     learner = cls.of(config, shape, backbone=backbone if header.own_backbone else None,
-                     classes=header.outputs or None)
-    take_up(learner, checkpoint, None)
+                     classes=header.outputs or None, stored=checkpoint)
+    take_up(learner, checkpoint, task)
     return learner
 
 
@@ -105,17 +124,20 @@ def take_up(learner: Learner, checkpoint: Checkpoint, task: Task | None) -> None
     header, method, net = checkpoint.header, learner.method, learner.net
     try:
         net.load_state_dict(checkpoint.part("net"))
+        if learner.front is not None:
+            learner.front.load_state_dict(checkpoint.part("front"))
         if method.extra is not None:
             method.extra.load_state_dict(checkpoint.part("extra"))
         learner.classes_, learner.tasks_ = list[Hashable](header.classes), header.tasks
         method.seen, method.current = list(header.seen), list(header.current)
         method.first_classes = list(header.first_classes)
-        learner.seconds = {"learn": 0.0} | dict(header.seconds)
-        learner.tools.seconds = dict(header.inner_seconds)
+        learner.seconds.clear()
+        learner.seconds.update({"learn": 0.0} | dict(header.inner_seconds) | dict(header.seconds))
         learner.images_learned, learner.held = header.images, dict(header.held)
+        learner.weights, learner.temperature = header.weights, header.temperature
         method.load_state(checkpoint.part("method"))
         if task is not None:
-            method.open_task(task)
+            method.open_task(learner.inward(task))
             method.load_scratch(checkpoint.part("scratch"))
         learner.optimizer = make_optimizer(learner.trained(), learner.settings) if header.has_optimizer else None
         if learner.optimizer is not None:
@@ -135,10 +157,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor
         state.setdefault(int(index), {})[name] = value
     blank = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    wanted = {"sgd": {"momentum_buffer"}}.get(type(optimizer).__name__.lower(), {"step", "exp_avg", "exp_avg_sq"})
     for index, values in state.items():
         shape = parameters[index].shape
-        if values.keys() != wanted:
+        if values.keys() != state_of(optimizer, index):
             raise ValueError(f"the optimiser's state of parameter {index} is not complete")
         if odd := [name for name, value in values.items() if value.shape != shape and value.numel() != 1]:
             raise ValueError(f"the optimiser's {odd[0]} of parameter {index} is not of its shape")
@@ -155,6 +176,8 @@ def take_pack(learner: Learner, path: Path) -> None:
                               ("picture shape", tuple(pack.image_shape), tuple(learner.image_shape))):
         if there != here:
             raise DataError(f"{path}: its {what} is {shown(there)}, this learner's is {shown(here)}; make one like it")
+    if pack.codec == learner.tools.codec.spec:
+        take_codebook(learner.tools.codec, pack.tensors)
     pack.check_codec(learner.tools.codec)
     labels = sorted({int(c) for name, t in pack.tensors.items() if name.endswith("/labels") for c in t.tolist()})
     if labels and labels[-1] >= len(pack.class_names):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,27 +10,46 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protocore.backbones import Network, build_network
-from protocore.codecs import codec_named
 from protocore.config import Resolved, plural
-from protocore.data.augment import augmentation
+from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError, shown
 from protocore.learn import arrays
 from protocore.learn.arrays import Images, Labels
+from protocore.learn.certificate import Certificate
+from protocore.learn.checkpoint import Checkpoint
 from protocore.learn.device import machine_for
+from protocore.learn.export import Export, export_learner
 from protocore.learn.files import load_learner, restore, save_learner, take_pack
+from protocore.learn.flops import StepFlops
+from protocore.learn.forgetting import forget
+from protocore.learn.front import Unscaled, feature_task, features_of, nbytes
 from protocore.learn.loop import Plan, fit, grow_head, make_optimizer, plan_for
+from protocore.learn.networks import codec_for, networks, refuse_views
 from protocore.learn.room import check_task
-from protocore.learn.settings import settings_of
+from protocore.learn.settings import check_image_size, settings_of
 from protocore.learn.words import python_words
 from protocore.memory.ledger import Kind, Ledger, check_budget, ledger_of
 from protocore.memory.pack import write_pack
 from protocore.methods import method_named
-from protocore.methods.base import Progress, Tools
+from protocore.methods.base import Progress, Tools, sample_rows
 from protocore.pictures import ImageShape
+from protocore.ranks.split import split
 
+SIDE = 32  # pixels of pictures, where nobody says
+PREPARED = 2000  # pictures of the first task that a backbone may look at before it is trained
 StepHook = Callable[[int, int, Tensor], None]  # step, of how many, loss
+
+
+class Mirrored(nn.Module):
+    """The mean of what a predictor says of pictures and of their mirror images."""
+
+    def __init__(self, predictor: nn.Module) -> None:
+        super().__init__()
+        self.inner = predictor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) + self.inner(x.flip(3))) / 2
 
 
 class Learner:
@@ -48,10 +66,10 @@ class Learner:
     ['sea', 'sky']
     """
 
-    def __init__(self, method: str = "protocore", image_shape: ImageShape = (3, 32, 32), *,
+    def __init__(self, method: str = "protocore", image_shape: ImageShape | None = None, *,
                  backbone: str | nn.Module | None = None, mean: Sequence[float] | None = None,
                  std: Sequence[float] | None = None, classes: int | None = None, **settings: Any) -> None:
-        """A learner for pictures of shape (channels, height, width).
+        """A learner for pictures of shape (channels, height, width): (3, 32, 32), or what `backbone` was trained for.
 
         `settings` are those of `protocore run`, with underscores: budget="64KB", spc=5, epochs=10. `backbone` is a
         name or a module of one's own; `mean` and `std`, a number a channel, normalise pictures between 0 and 1;
@@ -63,54 +81,63 @@ class Learner:
             named = {} if module is not None or backbone is None else {"backbone": backbone}
             config = settings_of({"method": method, **named, **settings})
         with python_words(True, type(config.options)):
-            self._build(config, arrays.checked_shape(image_shape), module, mean, std, classes)
+            side = config.settings.image_size or SIDE
+            shape = (3, side, side) if image_shape is None else image_shape
+            self._build(config, arrays.checked_shape(shape), module, mean, std, classes)
 
     @classmethod
     def of(cls, config: Resolved, image_shape: ImageShape, *, backbone: nn.Module | None = None,
            mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-           classes: int | None = None) -> Self:
-        """A learner of a configuration, as a run makes it."""
+           classes: int | None = None, stored: Checkpoint | None = None) -> Self:
+        """A learner of a configuration, as a run makes it; or with a network ready for what is `stored`."""
         learner = cls.__new__(cls)
         learner.speaks_python = False
-        learner._build(config, arrays.checked_shape(image_shape), backbone, mean, std, classes)
+        learner._build(config, arrays.checked_shape(image_shape), backbone, mean, std, classes, stored=stored)
         return learner
 
     def _build(self, config: Resolved, image_shape: ImageShape, backbone: nn.Module | None,
-               mean: Sequence[float] | None, std: Sequence[float] | None, classes: int | None) -> None:
+               mean: Sequence[float] | None, std: Sequence[float] | None, classes: int | None, *,
+               stored: Checkpoint | None = None) -> None:
         self.config = config
         s = self.settings = config.settings
         torch.manual_seed(s.seed)
-        self.machine = machine_for(s)
+        self.machine = machine_for(s, image_shape)
         self.image_shape = image_shape
         if s.full_head and classes is None and config.sources["full_head"].chosen:
             raise UserError("--full-head needs to know how many classes there will be, which a learner of one's own "
                             "tasks does not; leave it out")
+        check_image_size(s, image_shape)
         self.own_backbone = backbone is not None
         self.outputs = (classes or 0) if s.full_head else 0  # of the head from the start
 
-        def build() -> Network:
-            return build_network(s.backbone if backbone is None else backbone, image_shape, width=s.width, norm=s.norm,
-                                 head=s.head, mean=mean, std=std)
-
-        self.net = build()
-        self.net.to(self.machine.device)
+        made = networks(s, image_shape, backbone, mean, std, stored)
+        self.record, self.weights = made.record, made.weights
+        self.net = made.net.to(self.machine.device)
+        self.front = None if made.front is None else made.front.to(self.machine.device)
+        self._features: tuple[Task, Task] | None = None  # the open task, and that of its features
+        if self.front is not None and stored is None:
+            refuse_views(config)
         if self.machine.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        codec = codec_named(s.codec, image_shape).to(self.machine.device)
+        codec = codec_for(s, image_shape, self.front).to(self.machine.device)
         method = method_named(s.method).form_for(s)
         space = "mix" if s.replay_space == "auto" else s.replay_space
         if codec.lossless or not method.replays:  # there is no gap to close
             space = "raw"
-        self.tools = Tools(self.net, s, codec, augmentation(s.augment), self.machine.device, space=space,
-                           on_device=self.machine.images, build=build)
+        augment = augmentation(s.augment if self.front is None else "none")
+        self.tools = Tools(self.net, s, codec, augment, self.machine.device, space=space,
+                           on_device=self.machine.images, build=made.build)
         self.method = method(self.tools, config.options)
         if self.method.extra is not None:
             self.method.extra.to(self.machine.device)
         self.classes_: list[Hashable] = []
         self.tasks_ = 0
-        self.seconds: dict[str, float] = {"learn": 0.0}
+        self.seconds = self.tools.seconds
+        self.seconds["learn"] = 0.0
+        self.flops = StepFlops(counting=False)  # a run counts them
         self.images_learned = 0
         self.held: dict[str, int] = {}  # bytes beside the memory while a task was learned
+        self.temperature = 1.0  # of probabilities: see `learn/calibration.py`
         self.optimizer: torch.optim.Optimizer | None = None
 
     def __repr__(self) -> str:
@@ -146,6 +173,7 @@ class Learner:
         with python_words(self.speaks_python, type(self.config.options)):
             if start == 0:
                 arrays.number(task, self.classes_, self.image_shape)
+            task = self.inward(task, progress)
             self._code(task)
             plan = plan_for(task, self.settings, self.tasks_)
             if start == 0:
@@ -161,6 +189,7 @@ class Learner:
         """One pass over a part of an online stream; the optimiser goes on from the part before."""
         if start == 0:
             arrays.number(task, self.classes_, self.image_shape)
+        task = self.inward(task, progress)
         self._code(task)
         plan = Plan(len(task), self.settings.batch, -(-len(task) // self.settings.batch),
                     (self.settings.seed, self.tasks_), shuffled=False)
@@ -171,16 +200,31 @@ class Learner:
         self._close(task)
         self._rehearse()
 
+    def inward(self, task: Task, progress: Progress | None = None) -> Task:
+        """The task as the method learns it: behind a front one of features, made once; its pictures are let go."""
+        if self.front is None:
+            return task
+        if self._features is None or self._features[0] is not task:
+            assert isinstance(self.net.backbone, Unscaled)
+            with self.tools.timed("features"):
+                self._features = task, feature_task(self.front, task, self.machine, progress)
+            self.net.backbone.follow(self.front)
+            task.close()
+        return self._features[1]
+
     def begin(self, task: Task, *, keep_optimizer: bool = False) -> None:
         """Grow the head, tell the method, make the optimiser."""
+        if not self.method.seen:
+            self.net.prepare(lambda: self.machine.images(task.take(sample_rows(len(task), PREPARED))))
         classes = max(max(task.classes) + 1, self.outputs)
         grow_head(self.net, classes * self.method.outputs, self.optimizer if keep_optimizer else None)
         self.method.meet(task.classes)
         if self.optimizer is None or not keep_optimizer:
             self.optimizer = make_optimizer(self.trained(), self.settings)
         check_task(self, task)
-        self.method.open_task(task)
-        self.method.begin_task(task)
+        with self.tools.timed("learn"):
+            self.method.open_task(task)
+            self.method.begin_task(task)
 
     def trained(self) -> nn.Module:
         """Whatever the optimiser moves: the network, and what the method trains beside it."""
@@ -195,6 +239,10 @@ class Learner:
 
     def _code(self, task: Task) -> None:
         self.tools.codings.forget()
+        codec = self.tools.codec
+        if codec.learns and not codec.learned and self.method.replays:
+            with self.tools.timed("code"):
+                codec.fit(to_float(task.take(sample_rows(len(task), PREPARED))))
         if self.tools.space != "raw":
             with self.tools.timed("code"):
                 task.code(self.through_codec)
@@ -207,61 +255,94 @@ class Learner:
 
     def _close(self, task: Task) -> None:
         task.close()
+        self._features = None
         self.tools.codings.forget()
 
     def _fit(self, task: Task, plan: Plan, start: int, on_step: StepHook | None) -> None:
         assert self.optimizer is not None
-        clock = time.perf_counter()
+        clock, flops = self.tools.clock, self.flops
 
         def after(step: int, loss: Tensor) -> None:
-            nonlocal clock
-            now = time.perf_counter()
-            self.seconds["learn"] += now - clock
+            flops.done()
             self.images_learned += plan.size(step)
             if on_step:
-                on_step(step + 1, plan.steps, loss)
-            clock = time.perf_counter()
+                with clock.part(None, wait=False):
+                    on_step(step + 1, plan.steps, loss)
+            if step + 1 < plan.steps:
+                flops.next(plan.size(step + 1))
 
         if self.method.wants_training(task):
-            fit(self.method, task, plan, self.optimizer, self.machine, start=start, after_step=after)
+            rehearsed = plan.seed[1] < 0
+            with clock.part("learn"), flops.stretch(len(self.classes_), self.tasks_ > 0, rehearsed):
+                flops.next(plan.size(start))
+                fit(self.method, task, plan, self.optimizer, self.machine, start=start, after_step=after)
 
     def finish(self, task: Task, progress: Progress | None) -> None:
-        """End-of-task work of the method, timed apart; then the memory is held against its budget."""
+        """End-of-task work of the method; then the memory is held against its budget."""
         if progress:
             self.tools.progress = progress
-        before = sum(self.tools.seconds.values())
-        clock = time.perf_counter()
-        self.method.end_task(task)
-        inside = sum(self.tools.seconds.values()) - before
-        self.seconds["learn"] += time.perf_counter() - clock - inside
+        with self.tools.timed("learn"):
+            self.method.end_task(task)
         self.tools.progress = lambda what, done, of: None
         self.tasks_ += 1
         self.held |= self.method.held()
         check_budget(self.ledger(), self.settings.budget, len(self.method.seen))
 
+    def forget(self, label: Hashable, pictures: Images | None = None, held_out: Images | None = None, *,
+               unlearn_steps: int = 0) -> Certificate:
+        """Forget a class: nothing that is kept of it stays, and the certificate says what is left in the network.
+
+        The certificate measures on `pictures` of it that were learned (else on its exemplars), and tests them against
+        `held_out` ones, which were not. With `unlearn_steps` the network then unlearns them.
+
+        >>> learner.forget("sky").accuracy_after, learner.classes_
+        (0.0, ['sea'])
+        """
+        with python_words(self.speaks_python, type(self.config.options)):
+            return forget(self, label, pictures, held_out, unlearn_steps)
+
     # -- predicting ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def scores(self, images: Images, *, coded: bool = False) -> Tensor:
+    def ready(self, images: Images) -> Tensor:
+        """Images as the predictor meets them: behind a front as features, in codec space as the codec shows them."""
+        x = arrays.checked_images(images, self.image_shape)
+        if self.front is not None:
+            x = features_of(self.front, x, self.machine)
+        return self.through_codec(arrays.as_bytes(x)) if self.tools.space == "codec" else x
+
+    @property
+    def makes_ready(self) -> bool:
+        """Whether `ready` does anything, which is then worth doing once."""
+        return self.front is not None or self.tools.space == "codec"
+
+    @torch.no_grad()
+    def scores(self, images: Images, *, ready: bool = False) -> Tensor:
         """Scores of every class (N, classes) for uint8 or float images (N, C, H, W); unseen classes are -inf.
 
-        In codec space they pass through the codec first, unless they are `coded` already.
+        They are made ready first, unless they are so already.
         """
-        x = arrays.checked_images(images, self.image_shape)
         if not self.method.seen:
             raise UserError("this learner has learned nothing yet; call learn or partial_fit first")
-        if self.tools.space == "codec" and not coded:
-            x = self.through_codec(arrays.as_bytes(x))
+        x = torch.as_tensor(images) if ready else self.ready(images)
         self.net.eval()
         seen = torch.tensor(self.method.seen)
-        parts = []
-        for part in x.split(512):
-            with self.machine.autocast():
-                raw = self.method.scores(self.machine.images(part)).float().cpu()
-            full = torch.full((len(part), int(seen[-1]) + 1), float("-inf"))
-            full[:, seen] = raw[:, seen]
-            parts.append(full)
-        return torch.cat(parts) if parts else torch.empty(0, int(seen[-1]) + 1)
+        predictor, at_once = self.predictor(), self.net.at_once()
+
+        def scored(rows: Tensor) -> Tensor:
+            full = torch.full((len(rows), int(seen[-1]) + 1), float("-inf"))
+            for at, part in enumerate(rows.split(at_once)):
+                with self.machine.autocast():
+                    raw = predictor(self.machine.images(part)).float().cpu()
+                full[at * at_once : (at + 1) * at_once, seen] = raw[:, seen]
+            return full
+
+        return split(scored, x)
+
+    def predictor(self) -> nn.Module:
+        """The module that predicts, as the learner is now: float images in [0, 1], made ready, to class scores."""
+        predictor = self.method.predictor()
+        return Mirrored(predictor) if self.settings.mirror and self.front is None else predictor
 
     def predict(self, images: Images) -> np.ndarray:
         """The label of each picture: members of `classes_`.
@@ -272,14 +353,15 @@ class Learner:
         return arrays.as_array(self.classes_)[self.scores(images).argmax(1).numpy()]
 
     def predict_proba(self, images: Images) -> np.ndarray:
-        """Probabilities (N, classes) in the order of `classes_`; each row sums to 1.
+        """Probabilities (N, classes) in the order of `classes_`; each row sums to 1. `temperature` says how sure they
+        are, which somebody has found on held-out pictures (1: nobody has).
 
         >>> learner.predict_proba(pictures[:2]).sum(1).round(6).tolist()
         [1.0, 1.0]
         """
         scores = self.scores(images).double()
         padded = torch.full((len(scores), len(self.classes_)), float("-inf"), dtype=torch.float64)
-        padded[:, : scores.shape[1]] = scores
+        padded[:, : scores.shape[1]] = scores / self.temperature
         return padded.softmax(1).numpy()
 
     def score(self, images: Images, labels: Labels) -> float:
@@ -306,8 +388,11 @@ class Learner:
     def ledger(self) -> Ledger:
         codec = self.tools.codec
         decoder = f"decoder {codec.spec}"
-        kinds = dict.fromkeys(self.held, Kind("network")) | {decoder: Kind("decoder")} | self.method.kinds()
-        return ledger_of(self.memory(), {decoder: codec.shared_bytes} | self.held | self.method.held(), kinds=kinds)
+        network = {} if self.front is None else {"network": nbytes(self.front), "head": nbytes(self.net)}
+        kinds = dict.fromkeys((*network, *self.held), Kind("network"))
+        kinds |= {decoder: Kind("decoder")} | self.method.kinds()
+        shared = {decoder: codec.shared_bytes} | network | self.held | self.method.held()
+        return ledger_of(self.memory(), shared, kinds=kinds)
 
     def save_pack(self, path: str | Path) -> None:
         """The memory alone, as a file to ship: `load_pack` of a learner of the same kind takes it up."""
@@ -343,6 +428,17 @@ class Learner:
             learner = load_learner(cls, Path(path), backbone)
         learner.speaks_python = True
         return learner
+
+    def export(self, path: str | Path, *, int8: bool = False, pt2: str | Path | None = None,
+               pictures: Images | None = None, labels: Labels | None = None) -> Export:
+        """An ONNX file that predicts without torch, names included; `protocore.device` reads it.
+
+        It is compared with this learner on `pictures` (else on those of the memory, else on noise) and not written
+        unless it agrees. `int8` makes it smaller; `labels` then tell its accuracy. `pt2`: torch's own program, too.
+        """
+        with python_words(self.speaks_python, type(self.config.options)):
+            return export_learner(self, Path(path), int8=int8, pt2=None if pt2 is None else Path(pt2),
+                                  pictures=pictures, labels=labels)
 
     def restore(self, path: str | Path, task: Task | None = None) -> dict[str, Any]:
         """Take up what `save` wrote; `task` is the open task where it was saved inside one. Returns `extra`."""

@@ -14,7 +14,9 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.cflat import flat_step
 from protocore.learn.device import Machine, mix
+from protocore.learn.muon import Muon
 from protocore.methods.base import Batch, Method
+from protocore.ranks.split import level
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ def plan_for(task: Task, settings: Settings, number: int) -> Plan:
 
 
 def make_optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    if settings.optimizer == "muon":
+        if settings.weight_decay:
+            raise UserError(f"--weight-decay {settings.weight_decay:g} has no meaning with --optimizer muon, which "
+                            "keeps the length of weights; leave it out")
+        return Muon([p for p in net.parameters() if p.requires_grad], settings.lr)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     extra = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
     parameters = [p for p in net.parameters() if p.requires_grad]
@@ -99,6 +106,8 @@ def learning_rate(settings: Settings, step: int, plan: Plan) -> float:
         return settings.lr
     if kind == "restarts":
         return settings.lr * warm_restarts(step // plan.steps_per_epoch)
+    if kind == "triangle":
+        return settings.lr * triangle(step / plan.steps)
     if kind == "cosine":
         return settings.lr * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
     try:
@@ -106,8 +115,13 @@ def learning_rate(settings: Settings, step: int, plan: Plan) -> float:
     except ValueError:
         after = []
     if kind != "steps" or not after:
-        raise UserError(f"--schedule {settings.schedule!r}: give constant, cosine, restarts or steps:35,45")
+        raise UserError(f"--schedule {settings.schedule!r}: give constant, cosine, triangle, restarts or steps:35,45")
     return settings.lr * 0.1 ** sum(step >= m * plan.steps_per_epoch for m in after)
+
+
+def triangle(at: float) -> float:
+    """The factor at this share of the steps: up to 1 within the first fifth, then down to 0."""
+    return at / 0.2 if at < 0.2 else (1 - at) / 0.8
 
 
 def warm_restarts(epoch: int) -> float:
@@ -128,6 +142,7 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
     flat = settings.cflat and (settings.cflat_first or first_is_over(method, plan))
     trained = nn.ModuleList([net] if method.extra is None else [net, method.extra])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    summed = set(net.backbone.parameters())
     in_company = any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
     if in_company and plan.samples < 2:
         raise UserError("batch normalisation needs two images or more in a task; use --norm group")
@@ -135,20 +150,20 @@ def fit(method: Method, task: Task, plan: Plan, optimizer: torch.optim.Optimizer
         if in_company and len(rows) == 1:  # it cannot normalise a lone last sample: a neighbour joins in
             rows = torch.cat([rows, (rows + 1) % plan.samples])
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(settings, step, plan)
-        with machine.for_itself(*plan.seed, step):
-            images, labels = task.take(rows), task.labels_of(rows)
-            shown = _shown(method.tools.space, task, rows, images)
-            batch = Batch(images, method.tools.view(shown), labels.to(machine.device), rows,
-                          first_pass=step < plan.steps_per_epoch)
-            optimizer.zero_grad(set_to_none=True)
-            if flat:
-                loss = flat_step(lambda batch=batch: _loss(method, machine, replace(batch, notes={})),
-                                 lambda batch=batch: _loss(method, machine, batch), trained, parameters,
-                                 settings.cflat_rho, settings.cflat_lambda)
-            else:
-                loss = _loss(method, machine, batch)
-                loss.backward()
+            group["lr"] = learning_rate(settings, step, plan) * group.get("share", 1.0)
+        images, labels = task.take(rows), task.labels_of(rows)
+        shown, raw = _shown(method.tools.space, task, rows, images)
+        batch = Batch(images, method.tools.view(shown), labels.to(machine.device), rows,
+                      first_pass=step < plan.steps_per_epoch, raw=raw)
+        optimizer.zero_grad(set_to_none=True)
+        if flat:
+            loss = flat_step(lambda batch=batch: _loss(method, machine, replace(batch, notes={})),
+                             lambda batch=batch: _loss(method, machine, batch), trained, parameters,
+                             settings.cflat_rho, settings.cflat_lambda)
+        else:
+            loss = _loss(method, machine, batch)
+            loss.backward()
+        level(p.grad for p in parameters if p not in summed)  # several processes: those of the backbone are sums
         optimizer.step()
         method.after_step(batch)
         if after_step:
@@ -172,11 +187,12 @@ def _loss(method: Method, machine: Machine, batch: Batch) -> Tensor:
         return method.loss(batch)
 
 
-def _shown(space: str, task: Task, rows: Tensor, images: Tensor) -> Tensor:
-    """What the network sees of current images, so that "looks decoded" does not come to mean "old"."""
+def _shown(space: str, task: Task, rows: Tensor, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the network sees of current images, and which of them look raw where exemplars do not."""
     if space == "raw":
-        return images
+        return images, None
     coded = task.take_coded(rows)
     if space == "codec":
-        return coded
-    return torch.where((torch.rand(len(rows)) < 0.5).view(-1, 1, 1, 1), coded, images)
+        return coded, None
+    raw = torch.rand(len(rows)) >= 0.5
+    return torch.where(raw.view(-1, 1, 1, 1), images, coded), raw if space == "mix" else None

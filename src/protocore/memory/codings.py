@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from protocore.codecs.base import Codec, ImageShape
+from protocore.ranks.split import split, split_bytes
 
 
 def at_once(image_shape: ImageShape) -> int:
@@ -22,11 +25,11 @@ def to_uint8(images: Tensor) -> Tensor:
 class Codings:
     """What a lossy codec stores of images. Those of the open task are known by their row in it and coded once.
 
-    They are part of the task's data: `forget` goes with its end.
+    They are part of the task's data: `forget` goes with its end. `timed` counts the seconds of the codec's work.
     """
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+    def __init__(self, codec: Codec, timed: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.codec, self.timed = codec, timed
         self._known: dict[int, bytes] = {}  # by row of the open task
 
     @torch.no_grad()
@@ -42,18 +45,27 @@ class Codings:
 
     def images(self, stored: list[bytes]) -> Tensor:
         """What replay sees of them, uint8."""
-        made = torch.empty(len(stored), *self.codec.image_shape, dtype=torch.uint8)
         size = at_once(self.codec.image_shape)
-        for at in range(0, len(stored), size):
-            part = stored[at : at + size]
-            made[at : at + len(part)] = to_uint8(self.codec.decode(self.codec.from_bytes(part)))
-        return made
+
+        def decoded(numbers: Tensor) -> Tensor:
+            made = torch.empty(len(numbers), *self.codec.image_shape, dtype=torch.uint8)
+            for at in range(0, len(numbers), size):
+                part = [stored[i] for i in numbers[at : at + size].tolist()]
+                made[at : at + len(part)] = to_uint8(self.codec.decode(self.codec.from_bytes(part)))
+            return made
+
+        with self.timed():
+            return split(decoded, torch.arange(len(stored)))
 
     def forget(self) -> None:
         self._known = {}
 
     def _code(self, images: Tensor) -> list[bytes]:
-        stored: list[bytes] = []
-        for part in images.split(at_once(self.codec.image_shape)) if len(images) else ():
-            stored += self.codec.to_bytes(self.codec.encode(part.to(self.codec.device).float() / 255))
-        return stored
+        def coded(rows: Tensor) -> list[bytes]:
+            stored: list[bytes] = []
+            for part in rows.split(at_once(self.codec.image_shape)) if len(rows) else ():
+                stored += self.codec.to_bytes(self.codec.encode(part.to(self.codec.device).float() / 255))
+            return stored
+
+        with self.timed():
+            return split_bytes(coded, images)

@@ -22,8 +22,15 @@ class Covariances(Kept):
     def __init__(self, dim: int, dtype: str, name: str, means: PrototypeStore | None = None) -> None:
         self.dim, self.name, self.means = dim, name, means
         self._dtype = DTYPES[dtype]
-        self._at = torch.triu_indices(dim, dim)
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._places: tuple[int, Tensor] | None = None
+
+    @property
+    def _at(self) -> Tensor:
+        """Places of the upper triangle; made when they are asked for, as a plan needs no more than their number."""
+        if self._places is None or self._places[0] != self.dim:
+            self._places = self.dim, torch.triu_indices(self.dim, self.dim)
+        return self._places[1]
 
     def __contains__(self, number: int) -> bool:
         return number in self._rows
@@ -44,6 +51,19 @@ class Covariances(Kept):
         upper[self._at[0], self._at[1]] = triangle.double() * scale.double()
         return upper + upper.T - upper.diagonal().diag()
 
+    def forget(self, label: int) -> list[str]:
+        if self.means is None:
+            return [f"{self.name}: one matrix, a mean over all classes that were measured, this one among them"]
+        self._rows = {number - (number > label): row for number, row in self._rows.items() if number != label}
+        return []
+
+    def narrow(self, dim: int) -> None:
+        """Keep the first so many rows and columns of each."""
+        kept = {number: self.get(number)[:dim, :dim] for number in self._rows}
+        self.dim = dim
+        for number, cov in kept.items():
+            self.set(number, cov)
+
     def tensors(self) -> dict[str, Tensor]:
         rows = [self._rows[number] for number in sorted(self._rows)]
         return {f"{self.name}/triangles": torch.stack([triangle for triangle, _ in rows]),
@@ -59,5 +79,5 @@ class Covariances(Kept):
 
     def plan(self, at: Horizon, rows: int = 0) -> Plan:
         count = min(len(at.classes), 1) if self.means is None else len(at.classes)
-        return {f"{self.name}/triangles": (self._dtype, (count, self._at.shape[1])),
+        return {f"{self.name}/triangles": (self._dtype, (count, self.dim * (self.dim + 1) // 2)),
                 f"{self.name}/scales": (torch.float32, (count,))} if count else {}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.errors import DataError
+from protocore.memory.kept import without_row
 from protocore.memory.plan import file_size, plan_of
 from protocore.memory.quota import largest
 from protocore.memory.store import ExemplarStore
@@ -49,6 +50,15 @@ class Reservoir:
         if len(self.store) > capacity:
             self.store.keep(torch.randperm(len(self.store))[:capacity])
         self.capacity = capacity
+
+    def forget(self, label: int) -> list[str]:
+        """Nobody counted the class's pictures; the exemplars, a fair sample of all, tell which share they were."""
+        before = len(self.store)
+        mixed = self.store.forget(label)
+        if before:
+            self.seen = round(self.seen * len(self.store) / before)
+        return [*mixed, f"{self.store.name}/seen: how many pictures came, one number for all classes, now lower by the "
+                "class's share of the exemplars"]
 
     def offer(self, images: Tensor, labels: Tensor, *, rows: Tensor | None = None, shares: Tensor | None = None,
               **columns: Tensor) -> int:
@@ -95,6 +105,12 @@ class BalancedReservoir:
             self.room = self.room.clone()
             for label, count in room.items():
                 self.room[label] = count
+
+    def forget(self, label: int) -> list[str]:
+        self.seen = without_row(self.seen, label)
+        if isinstance(self.room, Tensor):
+            self.room = without_row(self.room, label)
+        return self.store.forget(label)
 
     def offer(self, images: Tensor, labels: Tensor, *, rows: Tensor | None = None, shares: Tensor | None = None,
               **columns: Tensor) -> int:

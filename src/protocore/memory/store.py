@@ -13,7 +13,7 @@ from torch import Tensor
 from protocore.codecs.base import Codec
 from protocore.errors import DataError
 from protocore.memory.codings import Codings
-from protocore.memory.kept import Kept
+from protocore.memory.kept import Kept, without_row
 from protocore.memory.plan import Horizon, Plan, Shaped, Size
 
 _LABELS = (torch.uint8, torch.uint16, torch.int32)
@@ -66,6 +66,7 @@ class ExemplarStore(Kept):
         self._stored: list[bytes] = []  # empty for a lossless codec, whose bytes are the images themselves
         self._length = 0
         self._order: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self.per_class: frozenset[str] = frozenset()  # columns that have an entry for each class: logits
 
     def __len__(self) -> int:
         return self._length
@@ -155,6 +156,16 @@ class ExemplarStore(Kept):
         mine = self.column(name)
         mine.copy_(torch.where(mine.isnan(), values, mine))
 
+    def forget(self, label: int) -> list[str]:
+        self.keep((self.labels != label).nonzero().flatten())
+        # Of their own size: what lies behind the end would be the class's still.
+        self._images, self._labels = self.images.clone(), self.labels - (self.labels > label).long()
+        self._columns = {name: self.column(name).clone() for name in self._columns}
+        for name in self.per_class & self._columns.keys():
+            self._columns[name] = without_row(self._columns[name].T, label).T.contiguous()
+        self._order = None
+        return []
+
     def keep(self, slots: Tensor) -> None:
         """Keep these exemplars in this order and drop the others."""
         count = len(slots)
@@ -192,6 +203,12 @@ class ExemplarStore(Kept):
         if self.codec.lossless:
             return self.codec.encode(self.images[slots].float() / 255)
         return self.codec.from_bytes([self._stored[i] for i in slots.tolist()])
+
+    def stored(self, slots: Tensor) -> list[bytes]:
+        """The bytes of these exemplars, as they are written to disk."""
+        if self.codec.lossless:
+            return [image.numpy().tobytes() for image in self.images[slots]]
+        return [self._stored[i] for i in slots.tolist()]
 
     def draw(self, n: int) -> Drawn:
         """min(n, all) exemplars, uniformly without replacement."""

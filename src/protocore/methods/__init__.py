@@ -18,20 +18,23 @@ from protocore.methods.icarl import ICaRL
 from protocore.methods.joint import Joint
 from protocore.methods.ldc import LDC
 from protocore.methods.lwf import LwF
+from protocore.methods.ncm import NCM
 from protocore.methods.ocs import OCS
 from protocore.methods.onpro import OnPro
 from protocore.methods.pass_ import PASS
 from protocore.methods.pbcs import PBCS
 from protocore.methods.protocore import ProtoCore
+from protocore.methods.ranpac import RanPAC
 from protocore.methods.rm import RainbowMemory
 from protocore.methods.sizes import bytes_a_class
+from protocore.methods.slda import SLDA
 from protocore.registry import Registry
 
 __all__ = ["METHODS", "Batch", "Method", "Tools", "bytes_a_class", "method_named", "register"]
 
 METHODS: Registry[type[Method]] = Registry("method", ((m.name, m) for m in (
     Finetune, Joint, ER, DER, DERpp, EWC, LwF, CFlat, ICaRL, RainbowMemory, OnPro, OCS, CSReL, BCSR, PBCS, FeCAM, PASS,
-    LDC, ADC, ProtoCore,
+    LDC, ADC, NCM, SLDA, RanPAC, ProtoCore,
 )))
 
 

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from protocore.backbones import Network
+from protocore.backbones import Backbone, Network
 from protocore.codecs.base import Codec
 from protocore.config import Options, Settings
 from protocore.data.augment import Transform, to_float
 from protocore.data.stream import Task
+from protocore.errors import UserError
+from protocore.memory.codebook import Codebook
 from protocore.memory.codings import Codings
-from protocore.memory.kept import Kept
+from protocore.memory.kept import Kept, renumbered
 from protocore.memory.ledger import Kind
 from protocore.memory.plan import Horizon, Plan, file_size
 from protocore.memory.quota import Allowance
 from protocore.memory.store import ExemplarStore
-from protocore.methods.state import Attribute
+from protocore.methods.clock import Clock
+from protocore.methods.state import Attribute, Without
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
 K = TypeVar("K", bound=Kept)
 V = TypeVar("V")
 
 
+def sample_rows(length: int, count: int) -> Tensor:
+    """So many rows at most, evenly over a task."""
+    return torch.linspace(0, length - 1, min(count, length)).long()
+
+
 def sample_of(task: Task, codings: Codings, count: int = 64) -> list[bytes]:
     """What is stored of some of the task's images, evenly over it: it tells what an exemplar will take."""
-    rows = torch.linspace(0, len(task) - 1, min(count, len(task))).long()
+    rows = sample_rows(len(task), count)
     return codings.of(task.take(rows), rows)
 
 
@@ -44,6 +51,9 @@ class Batch:
     labels: Tensor
     rows: Tensor
     first_pass: bool  # whether the task's samples are seen for the first time
+    # Which rows of `x` look raw while exemplars look decoded (--replay-space mix); None: all look alike. Whoever
+    # compares old with new classes on them learns that raw means new: see `Method.fair`.
+    raw: Tensor | None = None
     # What `loss` found out and `after_step` needs (logits of this step, say). Where a step evaluates the loss
     # several times (--cflat), `after_step` sees those of the first evaluation.
     notes: dict[str, Tensor] = field(default_factory=dict)
@@ -59,13 +69,20 @@ class Tools:
     augment: Transform
     device: torch.device
     space: str = "raw"  # what current images pass through: raw, mix or codec
-    seconds: dict[str, float] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
     progress: Progress = lambda what, done, of: None
     on_device: Callable[[Tensor], Tensor] = lambda x: x  # moves images, in the memory format in use
     build: Callable[[], Network] | None = None  # makes an untrained network like `net`, without classes
 
     def __post_init__(self) -> None:
-        self.codings = Codings(self.codec)
+        self.codings = Codings(self.codec, lambda: self.timed("code"))
+        if self.device.type == "cuda":
+            self.clock.wait = lambda: torch.cuda.synchronize(self.device)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds so far by part of the work, learning among them."""
+        return self.clock.seconds
 
     @property
     def allowance(self) -> Allowance:
@@ -80,6 +97,8 @@ class Tools:
         if self.build is None:
             raise TypeError("these tools were made without `build`, so they cannot make a network")
         net = self.build()
+        if isinstance(net.backbone, Backbone) and isinstance(self.net.backbone, Backbone):
+            net.backbone.follow(self.net.backbone)
         net.grow(outputs)
         return net.to(self.device)
 
@@ -87,14 +106,21 @@ class Tools:
         """An augmented float view of uint8 images, on the device."""
         return self.on_device(self.augment(images.to(self.device)))  # bytes travel, floats do not
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Count the seconds of a part (condensing, selecting) apart from those of learning."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+    def timed(self, what: str) -> AbstractContextManager[None]:
+        """Count the seconds of a part (condensing, selecting, coding) apart from those of what is around it."""
+        return self.clock.part(what)
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What somebody without torch needs to add a class: what is known of those seen, a row each, in their order.
+
+    `kind` and the names of the tensors are those of `protocore.device`; `numbers` are settings beside them.
+    """
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, float | str | None]
 
 
 @dataclass(frozen=True)
@@ -119,8 +145,11 @@ class Method:
     defaults: ClassVar[Mapping[str, Any]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     replays: ClassVar[bool] = False  # whether stored exemplars are shown to the network beside current images
+    trains: ClassVar[bool] = True  # whether it ever trains the network
+    fills_budget: ClassVar[bool] = False  # whether --budget says how much it keeps, though these are no exemplars
     sees_everything: ClassVar[bool] = False  # the upper bound: all tasks at once
     outputs: ClassVar[int] = 1  # rows of the head for each class
+    by_head: ClassVar[bool] = True  # whether the head predicts, and not means or statistics of the classes seen
     invents = False  # whether exemplars may be other pictures than those of the data (means, condensed ones)
     checks: ClassVar[str] = ""  # what stands behind the implementation, for `protocore list methods`
 
@@ -130,6 +159,8 @@ class Method:
         self.options = options
         self._kept: list[Kept] = []
         self._held: list[Kept] = []
+        if tools.codec.learns and self.replays:
+            self.keep(Codebook(tools.codec))
         self.seen: list[int] = []  # classes of the tasks begun so far, ascending
         self.known: list[int] = []  # those of the tasks before the present one, whether or not they are in it again
         self.current: list[int] = []  # classes of the present task
@@ -149,15 +180,20 @@ class Method:
     # -- what it keeps -------------------------------------------------------------------------------------
 
     @overload
-    def keep(self, thing: str, name: str | None = None, kind: str | None = None) -> None: ...
+    def keep(self, thing: str, name: str | None = None, kind: str | None = None, *, without: Without | None = None,
+             mixed: str = "") -> None: ...
     @overload
     def keep(self, thing: K) -> K: ...
-    def keep(self, thing: K | str, name: str | None = None, kind: str | None = None) -> K | None:
+    def keep(self, thing: K | str, name: str | None = None, kind: str | None = None, *, without: Without | None = None,
+             mixed: str = "") -> K | None:
         """Register what outlives a task: a store, or an attribute by its name (which the file may call otherwise).
 
-        It is counted, planned for, saved and loaded. What is not registered is gone after the task.
+        It is counted, planned for, saved and loaded. What is not registered is gone after the task. So that a class
+        can be forgotten, say of an attribute what it is `without` a class, or what stays `mixed` in it.
         """
-        return self._register(self._kept, thing, name, kind)
+        named = isinstance(thing, str)
+        self._kept.append(Attribute(self, thing, name, kind, without=without, mixed=mixed) if named else thing)
+        return None if named else thing
 
     @overload
     def hold(self, thing: str, name: str | None = None) -> None: ...
@@ -165,14 +201,31 @@ class Method:
     def hold(self, thing: K) -> K: ...
     def hold(self, thing: K | str, name: str | None = None) -> K | None:
         """Register what a checkpoint inside a task needs beside that: it is saved and loaded there, and not kept."""
-        return self._register(self._held, thing, name, None)
+        self._held.append(Attribute(self, thing, name) if isinstance(thing, str) else thing)
+        return None if isinstance(thing, str) else thing
 
-    def _register(self, among: list[Kept], thing: K | str, name: str | None, kind: str | None) -> K | None:
-        if isinstance(thing, str):
-            among.append(Attribute(self, thing, name, kind))
-            return None
-        among.append(thing)
-        return thing
+    def check_forgets(self) -> None:
+        """Before anything is changed: everything that is kept must say how a class is taken out of it."""
+        if odd := [getattr(thing, "name", type(thing).__name__) for thing in self._kept if not thing.forgets()]:
+            raise UserError(f"the method {self.name} cannot forget a class: its {odd[0]} does not say how one is taken "
+                            "out; define `forget` for it, or keep it with without= or mixed=")
+
+    def forget(self, label: int) -> list[str]:
+        """Give a class up, between two tasks; the numbers of those after it move one down.
+
+        Returns, in words, what of it stays mixed with other classes. A method that has more of a class than what it
+        keeps and holds, a cache say, adds to this.
+        """
+        self.seen, self.current, self.first_classes = (
+            renumbered(classes, label) for classes in (self.seen, self.current, self.first_classes))
+        mixed = [words for thing in self._kept for words in thing.forget(label)]
+        for thing in self._held:  # what belonged to the last task
+            thing.load({})
+        if self.seen:
+            return mixed
+        for thing in self._kept:  # what was of several classes was of forgotten ones only
+            thing.load({})
+        return []
 
     # -- learning ------------------------------------------------------------------------------------------
 
@@ -194,6 +247,20 @@ class Method:
     def loss(self, batch: Batch) -> Tensor:
         """What a step minimises."""
         raise TypeError(f"{type(self).__name__} defines no loss")
+
+    def fair(self, logits: Tensor, raw: Tensor | None) -> Tensor:
+        """Logits for a loss over all classes, current rows first; -inf where a raw row meets a class of older data.
+
+        Raw rows are always new ones, so a loss that held them against old classes would teach the look. They compete
+        among the classes of the task; old and new are compared on what looks decoded.
+        """
+        if raw is None or not self.old:
+            return logits
+        others = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        others[self.current] = False
+        apart = torch.zeros(len(logits), 1, dtype=torch.bool, device=logits.device)
+        apart[: len(raw), 0] = raw.to(logits.device)
+        return logits.masked_fill(apart & others, float("-inf"))
 
     def after_step(self, batch: Batch) -> None:
         """After the optimiser's step."""
@@ -217,9 +284,19 @@ class Method:
         """
         return self.net
 
+    def addition(self) -> Addition | None:
+        """How a class is added without training; None: only by learning."""
+        return None
+
     def scores(self, x: Tensor) -> Tensor:
         """Class scores (N, classes) of float images; the largest wins."""
         return self.predictor()(x)
+
+    def absorb(self, other: Any, numbers: Mapping[int, int]) -> None:
+        """Add what the method of another learner keeps (same settings, same frozen network), whose classes get these
+        numbers; `seen` has them already."""
+        raise UserError(f"--method {self.name} keeps {self.keeps}, which does not add up: only learners of methods "
+                        "that count (ncm, slda, ranpac) can be merged")
 
     # -- what follows from what it keeps -------------------------------------------------------------------
 

@@ -12,13 +12,14 @@ from protocore.backbones import Network
 from protocore.backbones.proxy import fit_passes, fit_proxy
 from protocore.config import Settings
 from protocore.data.stream import Task
+from protocore.memory.kept import without_row
 from protocore.memory.plan import Horizon, Plan
 from protocore.memory.store import smallest_dtype
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.csrel_options import BATCH, PRESETS, CSReLOptions
 from protocore.methods.csrel_stream import CSReLStream
 from protocore.methods.parts.coreset import Coreset, Pool
-from protocore.methods.parts.losses import sum_of_means
+from protocore.methods.parts.losses import cross_entropy, sum_of_means
 from protocore.methods.parts.selection import greedy, quota
 
 
@@ -39,7 +40,10 @@ class CSReL(Coreset):
         super().__init__(tools, options)
         self.balanced = options.balance == "on" or (options.balance == "auto" and tools.settings.spc is not None)
         self.sizes = torch.zeros(0, 1, dtype=torch.int64)  # of the pools: a row each task, balanced a column each class
-        self.keep("sizes", "pools/sizes")
+        if self.balanced:
+            self.keep("sizes", "pools/sizes", without=lambda sizes, label: without_row(sizes.T, label).T.contiguous())
+        else:
+            self.keep("sizes", "pools/sizes", mixed="how many pictures each task had, whatever their class")
 
     @classmethod
     def form_for(cls, settings: Settings) -> type[Method]:
@@ -49,12 +53,12 @@ class CSReL(Coreset):
         smoothing, full = self.tools.settings.label_smoothing, self.options.replay == "full"
         drawn = self.draw(len(self.store) if full else None) if self.options.alpha else None
         if drawn is None:
-            return F.cross_entropy(self.net(batch.x), batch.labels, label_smoothing=smoothing)
+            return cross_entropy(self.fair(self.net(batch.x), batch.raw), batch.labels, label_smoothing=smoothing)
         logits, now = self.net(torch.cat([batch.x, self.tools.view(drawn.images)])), len(batch.labels)
         losses = F.cross_entropy(logits[now:], drawn.labels.to(logits.device), reduction="none",
                                  label_smoothing=smoothing)
         replayed = sum_of_means(losses, drawn.columns["task"].to(losses.device).long()) if full else losses.mean()
-        return (F.cross_entropy(logits[:now], batch.labels, label_smoothing=smoothing)
+        return (cross_entropy(self.fair(logits[:now], batch.raw), batch.labels, label_smoothing=smoothing)
                 + self.options.alpha * replayed)
 
     # -- selection -----------------------------------------------------------------------------------------
@@ -138,4 +142,5 @@ class CSReL(Coreset):
         tasks, kinds = max(at.tasks, len(self.sizes) + 1), at.top + 1 if self.balanced else 1
         most = max([at.of_class if self.balanced else at.images, *self.sizes.flatten().tolist()])
         columns: Plan = {"reference": (torch.float32, ()), "task": (smallest_dtype(tasks - 1), ())}
-        return self.store.plan(at, rows, **columns) | {"pools/sizes": (smallest_dtype(most), (tasks, kinds))}
+        own: Plan = {"pools/sizes": (smallest_dtype(most), (tasks, kinds))}
+        return super().planned(at, rows) | self.store.plan(at, rows, **columns) | own

@@ -16,6 +16,7 @@ from protocore.memory.plan import Horizon, Plan
 from protocore.memory.prototypes import DTYPES
 from protocore.memory.store import Drawn
 from protocore.methods.base import Batch, Tools
+from protocore.methods.parts.losses import cross_entropy
 from protocore.methods.parts.replay import ReplayMethod, ReplayOptions
 
 
@@ -66,6 +67,7 @@ class DER(ReplayMethod):
     def __init__(self, tools: Tools, options: DEROptions) -> None:
         super().__init__(tools, options)
         self.dtype = DTYPES[options.logit_dtype]
+        self.memory.store.per_class = frozenset({"logits"})
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
@@ -74,7 +76,8 @@ class DER(ReplayMethod):
             self.fill()
 
     def planned(self, at: Horizon, rows: int) -> Plan:
-        return self.memory.plan(at, rows, logits=(self.dtype, (max(self.net.classes, at.top + 1),)))
+        logits = self.dtype, (max(self.net.classes, at.top + 1),)
+        return super().planned(at, rows) | self.memory.plan(at, rows, logits=logits)
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -92,7 +95,8 @@ class DER(ReplayMethod):
     def loss(self, batch: Batch) -> Tensor:
         logits = self.net(batch.x)
         batch.notes["logits"] = logits.detach()  # z of the view that is learned, before the step
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.tools.settings.label_smoothing)
+        loss = cross_entropy(self.fair(logits, batch.raw), batch.labels,
+                             label_smoothing=self.tools.settings.label_smoothing)
         if drawn := self.drawn(self.options.alpha):
             dark = logit_distance(self.replayed(drawn), drawn.columns["logits"], self.options.distance)
             loss = loss + self.options.alpha * dark

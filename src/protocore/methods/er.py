@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.config import option
 from protocore.methods.base import Batch
-from protocore.methods.parts.losses import masked_cross_entropy
+from protocore.methods.parts.losses import cross_entropy, masked_cross_entropy
 from protocore.methods.parts.replay import ReplayMethod, ReplayOptions
 
 
@@ -52,9 +51,9 @@ class ER(ReplayMethod):
             labels = torch.cat([labels, drawn.labels.to(labels.device)])
         logits, now = self.net(x), len(batch.labels)
         if self.options.current == "all":
-            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+            return cross_entropy(self.fair(logits, batch.raw), labels, label_smoothing=smoothing)
         classes = torch.tensor(self.current, device=labels.device)
         loss = masked_cross_entropy(logits[:now], labels[:now], classes, label_smoothing=smoothing)
         if drawn is not None:
-            loss = loss + F.cross_entropy(logits[now:], labels[now:], label_smoothing=smoothing)
+            loss = loss + cross_entropy(logits[now:], labels[now:], label_smoothing=smoothing)
         return loss

@@ -15,9 +15,11 @@ from torch.func import functional_call, grad, vmap
 from protocore.config import Options, option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
+from protocore.memory.kept import without_row
 from protocore.memory.plan import Horizon, Plan
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.parts.losses import masked_cross_entropy
+from protocore.ranks.split import split_sum
 
 Named = dict[str, Tensor]
 FLOATS_AT_ONCE = 2**25  # of per-sample gradients: what bounds the memory of an estimate
@@ -77,6 +79,11 @@ def merged(old: Named, new: Named, keep: float, take: float) -> Named:
     return result
 
 
+def without_head_row(values: Named, label: int) -> Named:
+    """The same without the class's row of the head."""
+    return {name: without_row(v, label) if name.startswith("head.") and v.ndim else v for name, v in values.items()}
+
+
 def _rows(larger: Tensor, of: Tensor) -> Tensor:
     """The part of a parameter that an older, shorter one had: heads grow at the end."""
     return larger[: len(of)] if of.ndim else larger
@@ -101,8 +108,10 @@ class EWC(Method):
         super().__init__(tools, options)
         self.fisher: Named = {}
         self.anchor: Named = {}
-        self.keep("fisher", kind="parameters")
-        self.keep("anchor", kind="parameters")
+        self.keep("fisher", kind="parameters", without=without_head_row,
+                  mixed="how much each weight of the network mattered, summed over the tasks; rows of the head apart")
+        self.keep("anchor", kind="parameters", without=without_head_row,
+                  mixed="each weight of the network as it was after the last task; rows of the head apart")
 
     def planned(self, at: Horizon, rows: int) -> Plan:
         """Two values for each parameter; those of the head have a row for each class, but for a cosine head's scale."""
@@ -124,9 +133,7 @@ class EWC(Method):
         with self.tools.timed("fisher"), self.evaluating():  # one sample has no batch statistics of its own
             total: Named = {}
             for rows in torch.arange(len(task)).split(256):
-                x, labels = self.tools.on_device(to_float(task.take(rows))), task.labels_of(rows)
-                part = diagonal_fisher(self.net, x, labels.to(self.tools.device), self.options.fisher)
-                total = merged(total, part, 1.0, 1.0)
+                total = merged(total, split_sum(lambda mine: self._fisher(task, mine), rows), 1.0, 1.0)
                 self.tools.progress("estimating the Fisher matrix", int(rows[-1]) + 1, len(task))
         share = len(self.known) / max(len(self.seen), 1)
         keep, take = (self.options.gamma, 1.0) if self.options.merge == "sum" else (share, 1 - share)
@@ -134,6 +141,10 @@ class EWC(Method):
         mean = {name: (f / len(task)).contiguous() for name, f in total.items()}
         self.fisher = merged(self.fisher, mean, keep, take)
         self.anchor = {name: p.detach().clone().contiguous() for name, p in self._parameters().items()}
+
+    def _fisher(self, task: Task, rows: Tensor) -> Named:
+        x, labels = self.tools.on_device(to_float(task.take(rows))), task.labels_of(rows)
+        return diagonal_fisher(self.net, x, labels.to(self.tools.device), self.options.fisher)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}

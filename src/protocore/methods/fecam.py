@@ -42,6 +42,7 @@ class FeCAM(Finetune):
     name = "fecam"
     paper = "Goswami et al. 2023, FeCAM: Exploiting the Heterogeneity of Class Distributions"
     keeps = "a mean and a covariance for each class"
+    by_head = False
     Options = FeCAMOptions
     defaults: ClassVar = {"head": "cosine"}
     presets: ClassVar = {
@@ -60,7 +61,7 @@ class FeCAM(Finetune):
         self.covariances = self.keep(Covariances(self.net.dim, options.covariance_dtype, *one))
         self.first = options.first_windows if tools.settings.online else 1
         self.tasks = 0  # learned so far; counted no further than needed
-        self.keep("tasks", "statistics/tasks")
+        self.keep("tasks", "statistics/tasks", without=lambda tasks, label: tasks)
         # What is stored of a covariance, and the inverse that was made of it, which is never stored.
         self._inverses: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -85,6 +86,10 @@ class FeCAM(Finetune):
                     self.covariances.set(c, cov)
             self.tasks = min(self.tasks + 1, self.first + 1)
             self.inverses(task.classes)
+
+    def forget(self, label: int) -> list[str]:
+        self._inverses = {}
+        return super().forget(label)
 
     def _share(self, new: list[Tensor], old: int) -> None:
         """Σ ← ratio·Σ + (1 - ratio)·Σ_new, ratio the share of the old classes: so each class weighs the same."""

@@ -14,7 +14,7 @@ from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.parts.coreset import Coreset, Pool
-from protocore.methods.parts.losses import class_means, icarl_loss, icarl_targets
+from protocore.methods.parts.losses import class_means, icarl_fair_loss, icarl_loss, icarl_targets
 from protocore.methods.parts.means import NearestMean, at_home
 from protocore.methods.parts.previous import Previous
 from protocore.methods.parts.selection import herding, rank_in_class
@@ -39,6 +39,7 @@ class ICaRL(Coreset):
     paper = "Rebuffi et al. 2017, iCaRL: Incremental Classifier and Representation Learning"
     checks = "herding, loss, gradient and class means against the formulas; digits end to end"
     Options = ICaRLOptions
+    by_head = False
     defaults: ClassVar = {"spc": 20}
     # The authors' CIFAR-100 run. The rate of 2 belongs to a mean over 100 outputs, hence the full head; they add
     # 1e-5·Σθ² to the loss, which is a weight decay of 2e-5.
@@ -87,7 +88,10 @@ class ICaRL(Coreset):
             labels = torch.cat([labels, drawn.labels.to(labels.device)])
         old = torch.tensor(self.taught(), dtype=torch.int64, device=labels.device)
         teacher = self.previous.logits(x) if len(old) else None
-        return icarl_loss(self.net(x), icarl_targets(labels, self.net.classes, old, teacher))
+        logits, targets = self.net(x), icarl_targets(labels, self.net.classes, old, teacher)
+        if batch.raw is None or teacher is None:
+            return icarl_loss(logits, targets)
+        return icarl_fair_loss(logits, targets, batch.raw, old)
 
     def beside(self, new: int) -> int:
         """Exemplars shown with this many new images."""
@@ -103,6 +107,10 @@ class ICaRL(Coreset):
         super().end_task(task)
         self.previous.drop()
         self.task, self.shown, self.cached = None, self.shown[:0], None
+
+    def forget(self, label: int) -> list[str]:
+        self.cached = None
+        return super().forget(label)
 
     def room(self, task: Task) -> Tensor:
         """With --capacity K the published m = K / t, rounded down; a budget in bytes is used up."""

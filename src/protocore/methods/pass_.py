@@ -14,8 +14,8 @@ from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.methods.base import Batch, Method, Tools
-from protocore.methods.parts.losses import radius
-from protocore.methods.parts.means import ClassMeans, at_home
+from protocore.methods.parts.losses import RADIUS, radius
+from protocore.methods.parts.means import ClassMeans, OfFeatures, at_home
 from protocore.methods.parts.previous import Previous
 
 
@@ -42,15 +42,15 @@ def mean_deviation(z: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([z[labels == c].std(0, correction=0).mean() for c in labels.unique()]).mean()
 
 
-class Unturned(nn.Module):
+class Unturned(OfFeatures):
     """Scores of images as they are: the outputs of rotation 0."""
 
     def __init__(self, net: Network, outputs: int) -> None:
-        super().__init__()
-        self.net, self.outputs = net, outputs
+        super().__init__(net)
+        self.outputs = outputs
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)[:, :: self.outputs]
+    def logits(self, z: Tensor) -> Tensor:
+        return self.net.logits(z)[:, :: self.outputs]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PASS(Method):
                             "Cut or scale them (--image-size N for picture files), or take another method")
         self.means = self.keep(ClassMeans(self.net.dim, options.prototype_dtype))
         self.sigma = torch.full((1,), float("nan"))  # until it is estimated
-        self.keep("sigma", "statistics/sigma")
+        self.keep("sigma", "statistics/sigma", mixed=RADIUS)
         self.previous = self.hold(Previous(self.net))
         self.home: list[int] = []
 
@@ -121,9 +121,10 @@ class PASS(Method):
         return loss
 
     def end_task(self, task: Task) -> None:
-        z, labels = self.task_features(task)
-        self._estimate(z, labels)
-        self.means.update(z, labels, self.home)
+        with self.tools.timed("statistics"):
+            z, labels = self.task_features(task)
+            self._estimate(z, labels)
+            self.means.update(z, labels, self.home)
         self.previous.drop()
 
     def _estimate(self, z: Tensor, labels: Tensor) -> None:

@@ -12,7 +12,14 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.quota import by_label
 from protocore.methods.base import Batch, Tools
-from protocore.methods.parts.losses import class_means, masked_cross_entropy, mixed_prototypes, prototype_loss
+from protocore.methods.parts.losses import (
+    class_means,
+    distillation,
+    masked_cross_entropy,
+    mixed_prototypes,
+    prototype_loss,
+)
+from protocore.methods.parts.previous import Previous
 from protocore.methods.protocore_condensing import Condensing
 from protocore.methods.protocore_options import ProtoCoreOptions
 
@@ -33,7 +40,9 @@ class ProtoCore(Condensing):
         "paper": {"lr": 0.05, "optimizer": "adam", "cur_pro": 1.0,
                   "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
-                  "condense_steps": 50, "init_scale": 1e-4},
+                  "condense_steps": 50, "init_scale": 1e-4, "distill": 0.0, "neighbours": 0.0},
+        "fast": {"codec": "vqgan:4"},  # the most exemplars that a byte buys
+        "cpu": {"distill": 0.0, "neighbours": 0.0},  # what the first tables were made with
     }
 
     options: ProtoCoreOptions
@@ -46,6 +55,7 @@ class ProtoCore(Condensing):
         for name in ("table", "table_labels", "steps"):
             self.hold(name)
         self.about = 0.0
+        self.previous = self.hold(Previous(self.net))
 
     def open_task(self, task: Task) -> None:
         # How many classes the task is really about: the perplexity of its labels, so that the few samples of
@@ -60,6 +70,12 @@ class ProtoCore(Condensing):
             self.exemplars.keep(self.exemplars.first_of_each(self.room(task)))  # room for the real ones, which come now
         self.steps = 0
         self.renew_table()
+        if self.old and self.options.distill:
+            self.previous.renew()
+
+    def end_task(self, task: Task) -> None:
+        self.previous.drop()
+        super().end_task(task)
 
     def check_blend(self, task: Task) -> None:
         """A class that comes once, with too few samples for a blend, would be forgotten without a word."""
@@ -83,28 +99,36 @@ class ProtoCore(Condensing):
         if real:
             views.append(self.tools.view(real.images))
             labels.append(real.labels.to(batch.labels))
-        z, y = self.net.features(torch.cat(views)), torch.cat(labels)
+        x, y = torch.cat(views), torch.cat(labels)
+        z = self.net.features(x)
         loss = z.sum() * 0
+        # Current rows on which old and new classes may be compared: see `fair`.
+        rows = slice(now) if batch.raw is None or not self.old else (~batch.raw).nonzero().flatten().to(y.device)
         if o.cur_pro or o.pre_pro:
-            p, classes = mixed_prototypes(z[:now], y[:now], self.table, self.table_labels, o.beta)  # p^c
+            p, classes = mixed_prototypes(z[rows], y[rows], self.table, self.table_labels, o.beta)  # p^c
             form = {"temperature": o.pro_temperature, "own_in_denominator": o.contrast == "prototypical"}
-            loss = loss + o.cur_pro * prototype_loss(z[:now], y[:now], p, classes, **form)
+            loss = loss + o.cur_pro * prototype_loss(z[rows], y[rows], p, classes, **form)
             if len(y) > now:
                 loss = loss + o.pre_pro * prototype_loss(z[now:], y[now:], p, classes, **form)
         if synthetic:  # ζ on the features of condensed exemplars only: real ones have their own spread
             noise = torch.zeros_like(z)
             noise[now : now + len(synthetic)].normal_().mul_(self.sigma.to(z))
             z = z + noise
+        teacher = None if self.previous.net is None else self.previous.logits(x)
         logits = self.net.logits(z) / o.task_temperature
+        if teacher is not None:
+            old = torch.tensor(self.old, device=y.device)
+            loss = loss + o.distill * distillation(logits[:, old], teacher[:, old] / o.task_temperature,
+                                                   o.distill_temperature)
         seen = torch.tensor(self.seen, device=y.device)  # fewer than the outputs with --full-head
         rivals = torch.tensor(self.current, device=y.device) if o.masked else seen
-        loss = loss + o.task_cur * masked_cross_entropy(logits[:now], y[:now], rivals)
+        loss = loss + o.task_cur * masked_cross_entropy(self.fair(logits[:now], batch.raw), y[:now], rivals)
         # Equal weight a class over all seen ones: the current data stand for the current classes.
         share = self.about / len(self.seen) if o.balanced else 0.0
         if len(y) > now:
             loss = loss + o.task_pre * (1 - share) * masked_cross_entropy(logits[now:], y[now:], seen)
-        if share:
-            loss = loss + o.task_pre * share * masked_cross_entropy(logits[:now], y[:now], seen)
+        if share and len(y[rows]):
+            loss = loss + o.task_pre * share * masked_cross_entropy(logits[rows], y[rows], seen)
         return loss
 
     def renew_table(self) -> None:
@@ -117,6 +141,7 @@ class ProtoCore(Condensing):
             self.table_labels = classes
 
     def after_step(self, batch: Batch) -> None:
+        super().after_step(batch)
         if self.real and batch.first_pass:
             self.real.offer(batch)
             if self.tools.codec.exemplar_bytes is None:
@@ -124,8 +149,3 @@ class ProtoCore(Condensing):
         self.steps += 1
         if self.steps % self.options.prototype_every == 0 and (self.options.cur_pro or self.options.pre_pro):
             self.renew_table()
-
-    @torch.no_grad()
-    def features_of(self, images: Tensor) -> Tensor:
-        with self.evaluating():
-            return self.net.features(self.tools.on_device(images))

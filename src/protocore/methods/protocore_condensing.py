@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocore.condense.loop import flat_maps
 from protocore.condense.store import CondensedStore
@@ -15,10 +16,12 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.memory.fill import settle
 from protocore.memory.plan import Horizon, Plan
-from protocore.methods.base import Method, Tools
-from protocore.methods.parts.losses import class_means, radius
+from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.parts.losses import RADIUS, class_means, radius
 from protocore.methods.parts.means import at_home
+from protocore.methods.parts.neighbours import HeadAndNeighbours
 from protocore.methods.parts.replay import Replay
+from protocore.methods.protocore_matching import matcher
 from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
 
 
@@ -45,10 +48,34 @@ class Condensing(Method):
         if self.real:
             self.hold(self.real.room)
         self.sigma = torch.full((1,), sigma_of(o.noise))
-        self.keep("sigma", "statistics/sigma")
+        self.keep("sigma", "statistics/sigma", mixed=RADIUS)
         self.kept_records: dict[str, Tensor] = {}
+        self.voters: tuple[Tensor, Tensor] | None = None  # features and labels of exemplars, for the present network
+
+    def after_step(self, batch: Batch) -> None:
+        self.voters = None
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state(state)
+        self.voters = None
+
+    def predictor(self) -> nn.Module:
+        stores = [store for store in self.stores() if len(store)]
+        if not stores or not self.options.neighbours:
+            return self.net
+        if self.voters is None:
+            parts = [store.at(rows) for store in stores for rows in torch.arange(len(store)).split(self.net.at_once())]
+            self.voters = (torch.cat([self.features_of(to_float(part.images)) for part in parts]),
+                           torch.cat([part.labels.long() for part in parts]).to(self.tools.device))
+        return HeadAndNeighbours(self.net, *self.voters, self.options.task_temperature, self.options.neighbours)
+
+    @torch.no_grad()
+    def features_of(self, images: Tensor) -> Tensor:
+        with self.evaluating():
+            return self.net.features(self.tools.on_device(images))
 
     def end_task(self, task: Task) -> None:
+        self.voters = None
         with self.tools.timed("condense"):
             z, labels = self.task_features(task)
             with torch.no_grad():
@@ -81,10 +108,11 @@ class Condensing(Method):
     def condense(self, task: Task, targets: Targets, room: Tensor) -> None:
         self.net.eval()
         start = self.condensed.start(targets, lambda rows: task.take(rows.cpu()))
+        matched = matcher(self, self.condensed, task, targets, self.options.task_temperature)
         made = self.condensed.renew(
             self.net.features, targets, self.tools.on_device(start) if isinstance(start, Tensor) else start, room,
             lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
-            **self.further_goals(task, targets))
+            matched=matched, **self.further_goals(task, targets))
         self.net.train()
         self.kept_records = self.condensed.records | {"losses": torch.tensor([made.before, made.after])}
 
@@ -112,6 +140,10 @@ class Condensing(Method):
     def planned(self, at: Horizon, rows: int) -> Plan:
         real = self.real.plan(at, self.options.real * len(at.classes)) if self.real else {}
         return super().planned(at, rows) | real  # `rows` are condensed ones
+
+    def forget(self, label: int) -> list[str]:
+        self.condensed.records, self.kept_records, self.voters = {}, {}, None
+        return super().forget(label)
 
     def records(self) -> dict[str, Tensor]:
         return self.kept_records if self.options.record else {}

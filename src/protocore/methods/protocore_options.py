@@ -10,18 +10,22 @@ from torch import Tensor
 from protocore.codecs.base import Codec
 from protocore.condense.loop import Weights
 from protocore.condense.store import STARTS, Recipe, start_for
-from protocore.config import Options, flag, option
+from protocore.config import flag, option
 from protocore.errors import UserError
+from protocore.methods.protocore_matching import MatchingOptions, matching_of
 
 
 @dataclass(frozen=True)
-class ProtoCoreOptions(Options):
+class ProtoCoreOptions(MatchingOptions):
     """Every loss has a coefficient; 0 switches it off."""
 
     cur_pro: float = option(0.1, "weight of L_cur_pro: current samples against all prototypes")
     pre_pro: float = option(0.1, "weight of L_pre_pro (α1): perturbed exemplars against all prototypes")
     task_pre: float = option(1.0, "weight of L_task_pre (α2): cross entropy of replayed classes")
     task_cur: float = option(1.0, "weight of L_task_cur (α3): cross entropy of current data")
+    distill: float = option(1.0, "weight of distillation: old classes' outputs stay near those of the network before "
+                            "the task, on current and replayed pictures", least=0)
+    distill_temperature: float = option(2.0, "temperature of distillation", above=0)
     cur_syn: float = option(1.0, "weight of L_cur_syn: exemplars match the class's centre")
     pre_syn: float = option(0.1, "weight of L_pre_syn: exemplars of a returning class match the stored ones")
     shift: float = option(0.1, "weight of L_shift: exemplars of a returning class match its stored prototype")
@@ -33,6 +37,8 @@ class ProtoCoreOptions(Options):
     masked: bool = option(True, "L_task_cur over the classes of the current data only")
     balanced: bool = option(True, "L_task_pre over all seen classes, current ones included, equal weight a class")
     perturb: str = option("auto", "image transforms F of replay, as in --augment (auto: the same ones)")
+    neighbours: float = option(0.05, "at prediction exemplars vote beside the head, by the cosine of their features "
+                               "with this temperature (0: the head alone)", least=0)
     noise: str = option("auto", "σ of the feature noise in L_task_pre; auto: estimated in the first task (PASS)")
     filter: bool = option(True, "leave misclassified samples out of the prototypes")
     real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)", least=0)
@@ -49,8 +55,10 @@ class ProtoCoreOptions(Options):
     match_pixels: float = option(0.0, "weight of staying near the pixels of the sample (coded exemplars)")
     natural: float = option(0.0, "weight of staying near latents that can be stored")
     condense_steps: int | None = option(None, "steps of condensation (default: 0 for coded exemplars, which steps do "
-                                        "not make better, 50 for synthetic ones)", least=0)
-    condense_lr: float = option(0.02, "learning rate of condensation (AdamW)")
+                                        "not make better, 50 for synthetic ones, 200 with --match distribution)",
+                                        least=0)
+    condense_lr: float | None = option(None, "learning rate of condensation (default: 0.02, and 0.06 with --match "
+                                       "distribution)", above=0)
     condense_perturb: bool = option(False, "condense under the transforms of F")
     init_scale: float = option(1e-4, "standard deviation of a random start")
     refresh: bool = option(False, "after each task condense the exemplars of all seen classes again")
@@ -67,18 +75,21 @@ def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], codec: C
         if not coded and getattr(o, wish) not in ("centre", 0.0):
             raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
                             "for no single picture")
-    steps = (0 if coded or not codec.differentiable else 50) if o.condense_steps is None else o.condense_steps
+    matching = matching_of(o, coded=coded, blend=o.blend, codec=codec)
+    usual, rate = (200, 0.06) if matching else (0 if coded or not codec.differentiable else 50, 0.02)
+    steps = usual if o.condense_steps is None else o.condense_steps
+    lr = rate if o.condense_lr is None else o.condense_lr
     if not codec.differentiable and (steps or start == "random"):
         raise UserError(f"--codec {codec.spec} has no gradients, so exemplars cannot be optimised through it: "
                         "leave out --condense-steps and --start random, or take --codec vqgan or pixels")
-    wishes = ("target", "match_layers", "match_pixels", "natural", "condense_perturb", "refresh", "record")
-    idle = [wish for wish in wishes if getattr(o, wish) not in ("centre", 0.0, False)]
+    wishes = ("target", "match_layers", "match_pixels", "natural", "condense_perturb", "refresh", "record", "match")
+    idle = [wish for wish in wishes if getattr(o, wish) not in ("centre", "features", 0.0, False)]
     if idle and not steps:
         raise UserError(f"{flag(idle[0])} is about the steps of condensation, of which there are none (the default of "
                         "coded exemplars): give --condense-steps N, for example 50")
     weights = Weights(o.cur_syn, o.pre_syn, o.shift, o.match_layers, o.match_pixels, o.natural)
-    return Recipe(weights, steps, o.condense_lr, start, o.init_scale, perturb if o.condense_perturb else None,
-                  o.refresh, o.target, o.record)
+    return Recipe(weights, steps, lr, start, o.init_scale, perturb if o.condense_perturb else None,
+                  o.refresh, o.target, o.record, matching)
 
 
 def sigma_of(noise: str) -> float:

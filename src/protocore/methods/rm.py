@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.backbones.head import GrowingHead
@@ -14,7 +13,20 @@ from protocore.config import Options, option
 from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.parts.coreset import Coreset, Pool
+from protocore.methods.parts.losses import cross_entropy
 from protocore.methods.parts.perturbations import cutmix, perturbed
+
+
+def partners(count: int, raw: Tensor | None) -> Tensor:
+    """Whom each row is mixed with: anyone, but what looks raw stays among itself, where all labels are current."""
+    order = torch.randperm(count)
+    if raw is None:
+        return order
+    apart = torch.zeros(count, dtype=torch.bool)
+    apart[: len(raw)] = raw
+    partner = torch.empty_like(order)
+    partner[apart], partner[~apart] = order[apart[order]], order[~apart[order]]
+    return partner
 
 
 @dataclass(frozen=True)
@@ -103,13 +115,13 @@ class RainbowMemory(Coreset):
             x = torch.cat([x, self.tools.view(drawn.images)])
             labels = torch.cat([labels, drawn.labels.to(labels.device)])
         if float(torch.rand(())) >= self.options.cutmix:
-            return F.cross_entropy(self.net(x), labels, label_smoothing=smoothing)
-        partner = torch.randperm(len(x)).to(x.device)
+            return cross_entropy(self.fair(self.net(x), batch.raw), labels, label_smoothing=smoothing)
+        partner = partners(len(x), batch.raw).to(x.device)
         centre = [int(torch.randint(length, ())) for length in x.shape[2:]]
         mixed, own = cutmix(x, partner, float(torch.rand(())), *centre)  # Beta(1, 1) is uniform
-        logits = self.net(mixed)
-        return (own * F.cross_entropy(logits, labels, label_smoothing=smoothing)
-                + (1 - own) * F.cross_entropy(logits, labels[partner], label_smoothing=smoothing))
+        logits = self.fair(self.net(mixed), batch.raw)
+        return (own * cross_entropy(logits, labels, label_smoothing=smoothing)
+                + (1 - own) * cross_entropy(logits, labels[partner], label_smoothing=smoothing))
 
     def end_task(self, task: Task) -> None:
         with self.tools.timed("select"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,16 +13,21 @@ from protocore.memory.kept import Kept
 from protocore.memory.plan import Horizon, Plan, plan_of
 from protocore.memory.store import narrowest
 
+Without = Callable[[Any, int], Any]
+
 
 class Attribute(Kept):
     """A number, a list of whole numbers, a tensor or a dictionary of tensors that is an attribute of `owner`.
 
     Its value when it is registered is what it is again where a file says nothing of it. Not written are 0, NaN and
-    whatever is empty.
+    whatever is empty. `without` says what it is without a class, given its number; `mixed` says in words what of a
+    class stays in it.
     """
 
-    def __init__(self, owner: Any, attribute: str, name: str | None = None, kind: str | None = None) -> None:
+    def __init__(self, owner: Any, attribute: str, name: str | None = None, kind: str | None = None, *,
+                 without: Without | None = None, mixed: str = "") -> None:
         self.owner, self.attribute, self.name = owner, attribute, name or attribute
+        self.without, self.mixed = without, mixed
         self.start = copy.deepcopy(getattr(owner, attribute))
         self.kind = kind or self.kind
 
@@ -49,6 +54,14 @@ class Attribute(Kept):
         if isinstance(start, Tensor):
             return stored.to(start.dtype, copy=True)
         return stored.tolist() if isinstance(start, list) else type(start)(stored.item())
+
+    def forgets(self) -> bool:
+        return self.without is not None or bool(self.mixed)
+
+    def forget(self, label: int) -> list[str]:
+        if self.without is not None:
+            setattr(self.owner, self.attribute, self.without(getattr(self.owner, self.attribute), label))
+        return [f"{self.name}: {self.mixed}"] if self.mixed and self.tensors() else []
 
     def plan(self, at: Horizon, rows: int) -> Plan:
         return plan_of({self.name: _stored(getattr(self.owner, self.attribute))})

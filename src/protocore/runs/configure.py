@@ -9,7 +9,7 @@ from typing import Any
 
 from protocore.config import Resolved, Settings, Source, convert, flag, read_config_file, resolve
 from protocore.data.benchmarks import benchmark_named
-from protocore.learn.settings import method_layers
+from protocore.learn.settings import method_layers, network_layers
 from protocore.methods import method_named
 from protocore.runs.recipes import recipe_for
 from protocore.runs.result import Result
@@ -43,6 +43,7 @@ def configure(flags: dict[str, Any], *, config_file: Path | None = None, like: R
          recipe.with_budget if given.get("budget") and method.replays else {}),
         (Source("preset", f"preset {preset}"), recipe.presets.get(preset, {})),
         *method_layers(method, given, source=benchmark.data_set),
+        *network_layers(given),
         *middle,
         (Source("flag"), said),
     ], method.Options)

@@ -17,7 +17,8 @@ from protocore.files import hold_folder, remove_parts, write_json
 from protocore.runs.result import RESULT, Result, read_result
 
 # They change where and how fast a run goes, not what it is. Threads change the last bits: a run says which it had.
-BESIDE_THE_POINT = ("data_root", "strict", "threads", "memory_format")
+# Forward transfer is measured beside the run, which it does not touch.
+BESIDE_THE_POINT = ("data_root", "strict", "threads", "memory_format", "forward_transfer")
 NAME_LENGTH = 80  # of the readable part of a folder's name; file systems stop at 255 bytes
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,59 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocore.config import Resolved, plural
+from protocore.config import Resolved, Settings, plural
 from protocore.data.benchmarks import open_stream
 from protocore.data.stream import Stream, Task
 from protocore.errors import DataError, UserError
 from protocore.files import serialise, write_atomic, write_json
+from protocore.learn.ahead import evaluate_ahead
 from protocore.learn.checkpoint import read_checkpoint
-from protocore.learn.device import peak_bytes, resident_bytes
-from protocore.learn.evaluate import Row, evaluate
+from protocore.learn.evaluate import evaluate
 from protocore.learn.learner import Learner
 from protocore.learn.loop import plan_for
 from protocore.learn.room import check_stream, window_size
+from protocore.learn.weights import read_weights
 from protocore.methods import method_named
+from protocore.ranks.group import agree, alone, anyone, digest, first, leads, told, world
 from protocore.runs.configure import command_of
+from protocore.runs.costs import Meter
 from protocore.runs.folder import RunFolder, differences
-from protocore.runs.notes import notes_after, notes_before
-from protocore.runs.reporters import Reporter, Together
-from protocore.runs.result import Result, Scores
+from protocore.runs.notes import notes_after, notes_before, notes_going_on
+from protocore.runs.progress import Progress
+from protocore.runs.reporters import Begun, Reporter, Together
+from protocore.runs.result import Result, Scores, result_of
+from protocore.runs.tracking import tracking_by
 from protocore.schema import Fields
 from protocore.version import __version__
 
 _RESTART = "start again with --restart"
-
-
-@dataclass
-class Progress:
-    """Where a run stands: position and what has been measured. It is part of every checkpoint."""
-
-    position: int = 0  # tasks learned, or (online) samples seen
-    step: int = 0  # steps done of the task or window that is under way
-    class_il: list[list[float]] = field(default_factory=list)
-    task_il: list[list[float]] = field(default_factory=list)
-    per_class: list[dict[str, float]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    resident: list[int] = field(default_factory=list)  # the process's memory after each task
-
-    def add(self, row: Row, kept: int) -> None:
-        self.class_il.append(row.class_incremental)
-        self.task_il.append(row.task_incremental)
-        self.per_class.append({str(k): v for k, v in row.per_class.items()})
-        self.kept.append(kept)
-        self.resident.append(resident_bytes())
-
-    @classmethod
-    def read(cls, f: Fields) -> Progress:
-        """What a checkpoint says, every field of its kind and all measurements of the same tasks."""
-        rows = {name: f.matrix(name) if f.get(name) else [] for name in ("class_il", "task_il")}
-        per_class = [{key: row.number(key) for key in row.values} for row in f.objects("per_class")]
-        progress = cls(f.whole("position"), f.whole("step"), rows["class_il"], rows["task_il"], per_class,
-                       f.wholes("kept"), f.wholes("resident"))
-        if len({len(v) for v in (progress.class_il, progress.task_il, per_class, progress.kept,
-                                 progress.resident)}) != 1:
-            f.refuse("kept", "one measurement of each kind a task", progress.kept)
-        return progress
 
 
 def learner_for(config: Resolved, stream: Stream) -> Learner:
@@ -75,15 +51,22 @@ def learner_for(config: Resolved, stream: Stream) -> Learner:
 def stored(config: Resolved, folder: RunFolder) -> Result | None:
     """The result of this very run, if the folder has it: the same settings, and the same data where they are here."""
     result = folder.finished()
+    agree(f"result in {folder.path}", str(result is None))
     if result is None:
+        return None
+    if config.settings.forward_transfer and result.tasks > 1 and not result.class_incremental.untrained:
         return None
     if others := differences(asdict(result), config):
         raise UserError(f"--out {folder.path} holds another run's result ({'; '.join(others[:3])}"
                         f"{'; …' if len(others) > 3 else ''}): give another folder, or --again to run anew there")
     try:
-        digest = open_stream(config.settings).digest
+        digest, file = open_stream(config.settings).digest, config.settings.weights
+        weights = result.weights if file is None else read_weights(Path(file).expanduser()).digest
     except DataError:  # what was measured can be shown on a machine that has not the data
         return result
+    if result.weights != weights:
+        raise UserError(f"{folder.path} holds the result of other weights under the name {file}: --again runs it anew "
+                        "with those that are there now, --out FOLDER keeps both")
     if result.data_digest not in (None, digest):
         raise UserError(f"{folder.path} holds the result of other data under the same name "
                         f"({plural(result.classes, 'class')}, digest {str(result.data_digest)[:12]}, now "
@@ -93,41 +76,71 @@ def stored(config: Resolved, folder: RunFolder) -> Result | None:
 
 def run(config: Resolved, folder: RunFolder | Path, *, reporters: Sequence[Reporter] = (),
         checkpoint_seconds: float = 30, restart: bool = False, stop: Callable[[], bool] | None = None,
-        finished: Callable[[Learner, Result], None] | None = None) -> Result:
+        finished: Callable[[Learner, Result], None] | None = None, track: str | Sequence[str] = (),
+        keep_stored: bool = False) -> Result:
     """Learn the whole stream, or go on where the folder's checkpoint left off. Returns what is in result.json.
 
     `stop` is asked after every step; `finished` is called with the learner and the result before they are stored.
+    `track` names trackers; a metrics.csv is written in any case. `keep_stored`: a result that another process has
+    stored by the time that the folder is ours is returned as it is.
     """
+    tracking = tracking_by(track)
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     s = config.settings
+    check_forward_transfer(s)
     fits = method_named(s.method).fits
     for wish, name in ((s.online, "online"), (s.blurry, "blurry"), (not s.online, "offline")):
         if wish and name not in fits:
             raise UserError(f"{s.method} does not fit {name} learning; it fits {', '.join(fits)}")
-    with folder.hold():
-        folder.tidy()
-        if restart:
+    with folder.hold() if leads() else nullcontext():
+        if leads():
+            folder.tidy()
+        if keep_stored and (there := stored(config, folder)):
+            return there
+        if restart and leads():
             folder.checkpoint.unlink(missing_ok=True)
-        return _run(config, folder, Together(reporters), checkpoint_seconds, stop, finished)
+        reporter = Together([*reporters, tracking] if leads() else [])
+        try:
+            return _run(config, folder, reporter, checkpoint_seconds, stop, finished)
+        finally:
+            reporter.close()
 
 
 def _run(config: Resolved, folder: RunFolder, reporter: Reporter, every: float, stop: Callable[[], bool] | None,
          finished: Callable[[Learner, Result], None] | None) -> Result:
-    stream = open_stream(config.settings)
+    stream = first(lambda: open_stream(config.settings))
+    agree("run, version or data", f"{command_of(config)} {__version__} {torch.__version__} {stream.digest}")
     reporter.data(stream.notes)
     learner = learner_for(config, stream)
-    job = _Job(learner, stream, folder, reporter, every, stop)
+    with Meter(learner) as meter:
+        return _measured(config, _Job(learner, stream, folder, reporter, every, stop, meter), finished)
+
+
+def _measured(config: Resolved, job: _Job, finished: Callable[[Learner, Result], None] | None) -> Result:
+    learner, stream, folder, reporter = job.learner, job.stream, job.folder, job.reporter
     notes = notes_before(config, stream)
     for note in notes:
         reporter.note(note)
     if not folder.checkpoint.exists():  # else it is there, of the run that is gone on with
         check_stream(learner, stream)
-        folder.write_config(config)
+        if leads():
+            folder.write_config(config)
     job.learn()
     notes += (late := notes_after(config, stream, job.progress.class_il, job.progress.task_il))
     for note in late:
         reporter.note(note)
     result = job.result(notes)
+    if leads():
+        with alone():
+            result = _written(job, result, finished)
+    if world() == 1:
+        return result
+    said = told(json.dumps(result.to_json()) if leads() else None)
+    return result if leads() else result_of(json.loads(said), folder.result)
+
+
+def _written(job: _Job, result: Result, finished: Callable[[Learner, Result], None] | None) -> Result:
+    learner, folder = job.learner, job.folder
     write_atomic(folder.memory, serialise(learner.memory()))
     learner.save_pack(folder.pack)
     learner.save(folder.learner)
@@ -138,6 +151,7 @@ def _run(config: Resolved, folder: RunFolder, reporter: Reporter, every: float, 
         finished(learner, result)
     write_json(folder.result, result.to_json())
     folder.checkpoint.unlink(missing_ok=True)
+    job.reporter.end(result)
     return result
 
 
@@ -153,9 +167,10 @@ class _Job:
     reporter: Reporter
     every: float
     stop: Callable[[], bool] | None
+    meter: Meter
     progress: Progress = field(default_factory=Progress)
     saved: float = field(default_factory=time.monotonic)
-    coded: dict[int, Tensor] = field(default_factory=dict)  # test images in codec space, made once
+    tests: dict[int, Tensor] = field(default_factory=dict)  # test images that are made ready once, by task
 
     def learn(self) -> None:
         if self.learner.settings.online:
@@ -166,26 +181,49 @@ class _Job:
             self.offline()
 
     def save(self) -> None:
-        self.learner.save(self.folder.checkpoint, {"run": asdict(self.progress), "data_digest": self.stream.digest})
+        if leads():
+            with alone():
+                self.learner.save(self.folder.checkpoint, {
+                    "run": asdict(self.progress), "data_digest": self.stream.digest,
+                    "precision": self.learner.machine.precision, "spent": self.meter.state()})
         self.saved = time.monotonic()
 
-    def asked(self) -> bool:
-        return self.stop is not None and self.stop()
+    def wishes(self) -> list[bool]:
+        """Whether to stop, and whether a checkpoint is due: in all processes alike."""
+        return anyone(self.stop is not None and self.stop(), time.monotonic() - self.saved > self.every)
 
     def on_step(self, done: int, of: int, loss: Tensor) -> None:
         self.progress.step = done
+        self.progress.steps += 1
         self.reporter.step(done, of, loss)
-        asked = self.asked()
-        if done < of and (asked or time.monotonic() - self.saved > self.every):
+        asked, due = self.wishes()
+        if done < of and (asked or due):
             self.save()
         if asked and done < of:
             raise Interrupted
 
     def measure(self, tasks: int) -> None:
-        row = evaluate(self.learner, self.stream, tasks, self.coded)
+        with self.learner.tools.timed("evaluate"):
+            row = evaluate(self.learner, self.stream, tasks, self.tests)
+            if self.progress.untrained and tasks < len(self.stream):
+                self.progress.ahead.append(self.ahead(tasks))
+        if world() > 1:
+            state = self.learner.memory() | self.learner.net.state_dict()
+            agree(f"network or memory after task {tasks}", digest(state))
         kept = self.learner.ledger().total
         self.progress.add(row, kept)
         self.reporter.row(tasks - 1, row, kept)
+
+    def ahead(self, index: int) -> list[float]:
+        return list(evaluate_ahead(self.learner, self.stream, index, self.tests))
+
+    def begin(self, *, anew: bool) -> None:
+        """The run begins or goes on; what only an untrained network can tell is measured now."""
+        progress = self.progress
+        if anew and self.learner.settings.forward_transfer:
+            with self.learner.tools.timed("evaluate"):
+                progress.untrained = [self.ahead(index) for index in range(1, len(self.stream))]
+        self.reporter.begin(Begun(self.learner.config, self.folder.path, anew, progress.steps, len(progress.class_il)))
 
     def offline(self) -> None:
         task = self._reopen(len(self.stream), lambda position: self.stream.open(position),
@@ -199,7 +237,7 @@ class _Job:
             self.measure(index + 1)
             if self.progress.position < len(self.stream):
                 self.save()
-                if self.asked():
+                if self.wishes()[0]:
                     raise Interrupted
 
     def online(self) -> None:
@@ -230,8 +268,9 @@ class _Job:
             # A method that no longer trains takes no steps: its rows are due all the same.
             while (row := len(self.progress.class_il)) < len(ends) - 1 and self.progress.position >= ends[row]:
                 self.measure(row + 1)
-            asked = self.progress.position < len(rows) and self.asked()
-            if asked or time.monotonic() - self.saved > self.every:
+            asked, due = self.wishes()
+            asked = asked and self.progress.position < len(rows)
+            if asked or due:
                 self.save()
             if asked:
                 raise Interrupted
@@ -249,6 +288,8 @@ class _Job:
         """Go on from a checkpoint, if there is one; the task is open again where it was saved inside one."""
         path, config = self.folder.checkpoint, self.learner.config
         if not path.exists():
+            agree(f"checkpoint in {self.folder.path}", "none")
+            self.begin(anew=True)
             return None
         try:
             header = read_checkpoint(path).header
@@ -265,6 +306,11 @@ class _Job:
                 raise DataError(f"{path}: damaged, its classes are not those of the data")
             if progress.step and not header.has_optimizer:
                 raise DataError(f"{path}: damaged, it stands inside a task and has no optimiser")
+            if self.learner.settings.forward_transfer and len(progress.untrained) != len(self.stream) - 1:
+                raise UserError(f"{path} was begun without --forward-transfer; go on without it")
+            if progress.untrained and (len(progress.untrained) != len(self.stream) - 1
+                                       or len(progress.ahead) != min(rows, len(self.stream) - 1)):
+                raise DataError(f"{path}: damaged, it does not measure each task ahead once")
             task = open_task(progress.position) if progress.step else None
             if task is not None and progress.step >= steps(task):
                 raise DataError(f"{path}: damaged, it stands at step {progress.step:,} of {steps(task):,}")
@@ -274,32 +320,55 @@ class _Job:
                 raise DataError(f"{path}: the data have changed since (digest {digest[:12]}, now "
                                 f"{self.stream.digest[:12]}); bring back those that the run began with")
             self.learner.restore(path, task)
+            self.meter.take_up(extra.fields("spent") if "spent" in extra.values else None)
         except UserError as error:
             raise type(error)(f"{error}, or {_RESTART}".replace(f"{_RESTART}, or {_RESTART}", _RESTART)) from None
-        if header.threads != torch.get_num_threads():
-            self.reporter.note(f"This run began with {plural(header.threads, 'thread')} and goes on with "
-                               f"{torch.get_num_threads()}: the last bits of its numbers may be others than those of a "
-                               f"run in one go; --threads {header.threads} keeps them")
+        agree(f"checkpoint in {self.folder.path}", str(header))
+        for note in notes_going_on(header, self.learner.machine.precision):
+            self.reporter.note(note)
         self.progress = progress
+        self.begin(anew=False)
         return task
 
     def result(self, notes: list[str]) -> Result:
-        learner, progress = self.learner, self.progress
-        seconds = {**learner.seconds, **learner.tools.seconds}
+        learner, progress, costs = self.learner, self.progress, self.meter.costs(predict=True)
         config: dict[str, Any] = learner.config.to_json()
         return Result(
             command=command_of(learner.config), **config, tasks=len(self.stream),
             classes=len(self.stream.class_names), class_names=list(self.stream.class_names),
-            class_incremental=Scores.of(progress.class_il), task_incremental=Scores.of(progress.task_il),
+            class_incremental=Scores.of(progress.class_il, *_transfer(progress, 0)),
+            task_incremental=Scores.of(progress.task_il, *_transfer(progress, 1)),
             per_class=progress.per_class, ledger=learner.ledger(),
-            seconds={k: round(v, 3) for k, v in seconds.items()},
-            data_digest=self.stream.digest, code_version=__version__,
+            seconds={k: _milli(v) for k, v in learner.seconds.items()},
+            data_digest=self.stream.digest, weights=learner.weights or None, code_version=__version__,
             machine={"python": platform.python_version(), "torch": torch.__version__,
-                     "threads": torch.get_num_threads(), "processor": platform.machine(),
+                     "threads": torch.get_num_threads(), "processes": world(),
+                     "precision": learner.machine.precision, "processor": platform.machine(),
                      "capability": torch.backends.cpu.get_cpu_capability(), "system": platform.system()},
             decoder_pays_from=_pays_from(learner), bytes_after_each_task=progress.kept,
             images_per_second=round(learner.images_learned / max(learner.seconds["learn"], 1e-9), 1),
-            peak_memory_bytes=peak_bytes(), resident_after_each_task=progress.resident, notes=notes)
+            peak_memory_bytes=costs.peak_memory_bytes, resident_after_each_task=progress.resident, notes=notes,
+            wall_seconds=None if costs.wall_seconds is None else math.ceil(costs.wall_seconds * 1000) / 1000,
+            device_memory_bytes=costs.device_memory_bytes, energy_joules=costs.energy_joules, steps=costs.steps,
+            flops=costs.flops)
+
+
+def _milli(seconds: float) -> float:
+    """Rounded down: the parts are never more than the whole."""
+    return math.floor(seconds * 1000) / 1000
+
+
+def _transfer(progress: Progress, setting: int) -> list[list[float]]:
+    return [[pair[setting] for pair in pairs] for pairs in (progress.ahead, progress.untrained)]
+
+
+def check_forward_transfer(s: Settings) -> None:
+    """Whether the method says anything about classes that it has not learned."""
+    method = method_named(s.method).form_for(s)
+    if s.forward_transfer and (method.sees_everything or not method.by_head):
+        why = "learns all tasks at once" if method.sees_everything else "predicts by what it stores of classes seen"
+        raise UserError(f"--forward-transfer: {s.method} {why}, so there is nothing to measure before a task is "
+                        "learned; leave it out")
 
 
 def _pays_from(learner: Learner) -> int | None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 
+import torch
+
 from protocore.config import Resolved, Settings, plural
 from protocore.data.stream import Stream
+from protocore.errors import shown
+from protocore.learn.checkpoint import Header
 from protocore.learn.loop import steps_for
 from protocore.learn.metrics import Matrix
 from protocore.methods import method_named
+from protocore.ranks import way_of
+from protocore.ranks.group import world
 
 LEARNED = 0.4  # of the way from chance to 100 %: less, and a task counts as not learned
 MANY_STEPS = 2000  # a task: a network that has not learned it by then needs something else than more of them
@@ -35,6 +41,22 @@ def notes_before(config: Resolved, stream: Stream) -> list[str]:
     return notes
 
 
+def notes_going_on(header: Header, precision: str) -> list[str]:
+    """What makes a run that goes on another one than a run in one go: other threads, processes or numbers."""
+    notes, bits = [], "the last bits of its numbers may be others than those of a run in one go"
+    if header.threads != torch.get_num_threads():
+        notes.append(f"This run began with {plural(header.threads, 'thread')} and goes on with "
+                     f"{torch.get_num_threads()}: {bits}; --threads {header.threads} keeps them")
+    if header.processes != world():
+        notes.append(f"This run began with {plural(header.processes, 'process')} and goes on with {world()}: {bits}; "
+                     f"{way_of(header.processes)} keeps them")
+    before = header.extra.get("precision")
+    if before not in (None, precision):
+        notes.append(f"This run began in {shown(before)[1:-1]} and goes on in {precision}, which is what this machine "
+                     "is fast in: its numbers are not those of a run in one go")
+    return notes
+
+
 def notes_after(config: Resolved, stream: Stream, class_il: Matrix, task_il: Matrix) -> list[str]:
     """What the accuracies give away: a network that did not learn its tasks, or one that knows only the last."""
     return [*_not_learned(config.settings, stream, task_il), *_only_the_newest(config, class_il)]
@@ -55,7 +77,7 @@ def _not_learned(s: Settings, stream: Stream, task_il: Matrix) -> list[str]:
     """Seen from the accuracy on each task right after it, the task being known."""
     right = list(task_il[0]) if len(task_il) == 1 else [row[-1] for row in task_il]
     both = [(a, 100 / len(classes)) for a, classes in zip(right, stream.task_classes, strict=False) if len(classes) > 1]
-    if s.online or not both:
+    if s.online or not both or not method_named(s.method).trains:
         return []
     samples = round(statistics.fmean(stream.task_size(i) for i in range(len(stream))))
     steps = steps_for(samples, s)

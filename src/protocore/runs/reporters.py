@@ -5,24 +5,42 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
-from protocore.config import format_bytes
+from protocore.config import Resolved, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from protocore.learn.evaluate import Row
+    from protocore.runs.result import Result
 
 REDRAW = 0.25  # seconds between two looks at the loss: reading it makes a graphics processor wait
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that begins (`anew`) or goes on: what it is, where it is, and how far it is."""
+
+    config: Resolved
+    folder: Path
+    anew: bool
+    steps: int  # of training, so far
+    rows: int  # evaluations, so far
 
 
 class Reporter:
     """Who is told how a run goes on; what a subclass leaves out is not said.
 
-    `loss` is a tensor that may be on its way still: `float` it only to show it.
+    `loss` is a tensor that may be on its way still: `float` it only to show it. `end` comes once the result is stored,
+    `close` always, also after an error.
     """
 
+    def begin(self, run: Begun) -> None: ...
+    def end(self, result: Result) -> None: ...
+    def close(self) -> None: ...
     def data(self, notes: Sequence[str]) -> None: ...
     def task(self, index: int, of: int, classes: int) -> None: ...
     def step(self, done: int, of: int, loss: SupportsFloat) -> None: ...
@@ -40,6 +58,18 @@ class Together(Reporter):
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self.reporters = list(reporters)
+
+    def begin(self, run: Begun) -> None:
+        for one in self.reporters:
+            one.begin(run)
+
+    def end(self, result: Result) -> None:
+        for one in self.reporters:
+            one.end(result)
+
+    def close(self) -> None:
+        for one in self.reporters:
+            one.close()
 
     def data(self, notes: Sequence[str]) -> None:
         for one in self.reporters:

@@ -11,7 +11,7 @@ from typing import Any
 from protocore.config import Settings, convert
 from protocore.errors import DataError, UserError, shown
 from protocore.files import read_json
-from protocore.learn.metrics import METRICS, Matrix, final_accuracy
+from protocore.learn.metrics import METRICS, Matrix, final_accuracy, forward_transfer
 from protocore.memory.ledger import Entry, Ledger
 from protocore.schema import Fields, Scalar, plain
 
@@ -19,6 +19,7 @@ RESULT = "result.json"
 FORMAT = 1
 LONG_LIST = 20  # class names: more of them are not kept in the small form
 _WAY_OUT = "run it again or restore the file"
+_OPTIONAL = ("weights", "wall_seconds", "device_memory_bytes", "energy_joules", "steps", "flops")
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,18 @@ class Scores:
     A_mean: float | None = None
     forgetting: float | None = None
     more: Mapping[str, float | None] = field(default_factory=dict)  # metrics that others have registered
+    # Where it was asked for: accuracy on tasks 2, 3... right before each was learned, and of an untrained network.
+    forward_transfer: float | None = None
+    ahead: Sequence[float] = ()
+    untrained: Sequence[float] = ()
 
     @classmethod
-    def of(cls, r: Matrix) -> Scores:
+    def of(cls, r: Matrix, ahead: Sequence[float] = (), untrained: Sequence[float] = ()) -> Scores:
         found = {name: metric(r) for name, metric in METRICS.items()}
         own = {name: found.pop(name) for name in ("A_L", "A_mean", "forgetting")}
         del found["A_T"]
-        return cls(r, final_accuracy(r), **own, more=found)
+        return cls(r, final_accuracy(r), **own, more=found, forward_transfer=forward_transfer(ahead, untrained),
+                   ahead=ahead, untrained=untrained)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Result:
     class_names: Sequence[str] = ()  # empty in the small form of many classes
     per_class: Sequence[Mapping[str, float]] = ()
     data_digest: str | None = None
+    weights: str | None = None  # sha256 of those that the network began with, where it was trained before
     code_version: str = ""
     machine: Mapping[str, Scalar] = field(default_factory=dict)
     decoder_pays_from: int | None = None  # classes from which the codec's shared bytes are less than what it saves
@@ -66,6 +73,12 @@ class Result:
     resident_after_each_task: Sequence[int] = ()
     notes: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # sha256 of what was written beside it, by name
+    # Costs; what the machine does not tell, or an older version did not measure, is not in the file.
+    wall_seconds: float | None = None
+    device_memory_bytes: int | None = None  # the most that was allocated on the GPU
+    energy_joules: Mapping[str, float] | None = None  # of the whole package, dram or gpu while it ran
+    steps: int | None = None  # of training
+    flops: Mapping[str, float] = field(default_factory=dict)  # step, learn (all steps), predict (one picture)
 
     @property
     def method(self) -> str:
@@ -108,8 +121,27 @@ class Result:
         threads = self.machine.get("threads")
         return threads if isinstance(threads, int) else None
 
+    @property
+    def processes(self) -> int:
+        """How many learned it together."""
+        processes = self.machine.get("processes")
+        return processes if isinstance(processes, int) and not isinstance(processes, bool) else 1
+
+    @property
+    def precision(self) -> str | None:
+        """In which numbers it was computed; None where an old result does not say."""
+        precision = self.machine.get("precision")
+        return precision if isinstance(precision, str) else None
+
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {"format": FORMAT, **dataclasses.asdict(self)}
+        for name in _OPTIONAL:
+            if not document[name]:
+                del document[name]
+        for scores in (document["class_incremental"], document["task_incremental"]):
+            if not self.class_incremental.untrained:
+                for name in ("forward_transfer", "ahead", "untrained"):
+                    del scores[name]
         document["ledger"] = self.ledger.to_json()
         document["bytes_kept"] = self.bytes_kept
         return document
@@ -162,14 +194,19 @@ def result_of(document: Any, name: object) -> Result:
         class_incremental=_scores(f, "class_incremental"), task_incremental=_scores(f, "task_incremental"),
         ledger=Ledger(tuple(entries)), seconds=f.number_table("seconds"), class_names=names,
         per_class=[{key: row.number(key) for key in row.values} for row in f.maybe(f.objects, "per_class", [])],
-        data_digest=f.maybe(f.text, "data_digest", None), code_version=f.maybe(f.text, "code_version", ""),
-        machine=f.maybe(f.scalars, "machine", {}), decoder_pays_from=f.maybe(f.whole, "decoder_pays_from", None),
+        data_digest=f.maybe(f.text, "data_digest", None), weights=f.maybe(f.text, "weights", None),
+        code_version=f.maybe(f.text, "code_version", ""), machine=f.maybe(f.scalars, "machine", {}),
+        decoder_pays_from=f.maybe(f.whole, "decoder_pays_from", None),
         bytes_after_each_task=f.maybe(f.wholes, "bytes_after_each_task", []),
         images_per_second=f.maybe(f.number, "images_per_second", 0.0),
         peak_memory_bytes=f.maybe(f.whole, "peak_memory_bytes", 0),
         resident_after_each_task=f.maybe(f.wholes, "resident_after_each_task", []),
         notes=f.maybe(f.texts, "notes", []),
-        files={name: str(value) for name, value in f.maybe(f.scalars, "files", {}).items()})
+        files={name: str(value) for name, value in f.maybe(f.scalars, "files", {}).items()},
+        wall_seconds=f.maybe(f.number, "wall_seconds", None),
+        device_memory_bytes=f.maybe(f.whole, "device_memory_bytes", None),
+        energy_joules=f.maybe(f.number_table, "energy_joules", None), steps=f.maybe(f.whole, "steps", None),
+        flops=f.maybe(f.number_table, "flops", {}))
 
 
 def _missing(path: Path) -> str:
@@ -197,10 +234,13 @@ def _settings(f: Fields) -> dict[str, Any]:
 def _scores(f: Fields, key: str) -> Scores:
     scores = f.fields(key)
     r = scores.matrix("R")
-    own = {name: scores.maybe(scores.number, name, None) for name in ("A_L", "A_mean", "forgetting")}
+    own = {name: scores.maybe(scores.number, name, None) for name in ("A_L", "A_mean", "forgetting",
+                                                                        "forward_transfer")}
     more = scores.fields("more") if "more" in scores.values else Fields({}, f.name, f.way_out)
     return Scores(r, scores.number("A_T"), **own,
-                  more={plain(name): more.maybe(more.number, name, None) for name in more.values})
+                  more={plain(name): more.maybe(more.number, name, None) for name in more.values},
+                  ahead=scores.maybe(scores.numbers, "ahead", []),
+                  untrained=scores.maybe(scores.numbers, "untrained", []))
 
 
 def _entry(row: Fields, *, lossless: bool) -> Entry:

@@ -14,7 +14,7 @@ from protocore.codecs.base import Codec
 from protocore.codecs.bits import pack, packed_bytes, unpack
 from protocore.codecs.entropy import EntropyCoder
 from protocore.codecs.padding import reflect_pad
-from protocore.codecs.vqgan.files import load_model, weights_digest
+from protocore.codecs.vqgan.files import load_model, stored_bytes, weights_digest
 from protocore.codecs.vqgan.network import VQGAN
 from protocore.errors import DataError
 from protocore.pictures import ImageShape
@@ -165,17 +165,15 @@ class VQGANCodec(Codec):
 
     @property
     def shared_bytes(self) -> int:
-        """Decoder and the codebooks in use, in float16: what a device needs to show what it stored."""
+        """Decoder and the codebooks in use, as they are stored: what a device needs to show what it stored."""
         quantiser = self.model.quantiser
-        used = quantiser.codes[: self.stages].numel() + quantiser.bases[: self.stages].numel()
-        if self.coder:
-            used += self.stages * self.config.codes
-        return 2 * (used + sum(p.numel() for p in self.model.decoder.parameters()))
+        used = [quantiser.codes[: self.stages], quantiser.bases[: self.stages], *self.model.decoder.parameters()]
+        return stored_bytes(used) + (2 * self.stages * self.config.codes if self.coder else 0)
 
     @property
     def encoder_bytes(self) -> int:
-        """The encoder in float16: needed only where new pictures are coded."""
-        return 2 * sum(p.numel() for p in self.model.encoder.parameters())
+        """The encoder as it is stored: needed only where new pictures are coded."""
+        return stored_bytes(self.model.encoder.parameters())
 
 
 def load(

@@ -17,7 +17,7 @@ import torch
 from protocore.codecs.vqgan.codec import VQGANCodec
 from protocore.codecs.vqgan.config import VQGANConfig
 from protocore.codecs.vqgan.figure import reconstructions
-from protocore.codecs.vqgan.files import check_out, load_model, save
+from protocore.codecs.vqgan.files import check_out, load_model, restored, save, stored
 from protocore.codecs.vqgan.measuring import Pictures, count_codes, evaluate, shape_of
 from protocore.codecs.vqgan.network import VQGAN
 from protocore.codecs.vqgan.start import initialise
@@ -87,8 +87,7 @@ def train_decoder(
         if progress is not None:
             progress({"step": trainer.steps, "done": done, "minutes": elapsed, **row})
     model.quantiser.beam = config.beam
-    # what is measured is what is stored: float16
-    model.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
+    model.load_state_dict(restored(stored(model.state_dict())))  # what is measured is what is stored
     count_codes(model, arrays)
     report: dict[str, Any] = {
         "config": asdict(config),

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocore.codecs.int8 import to_int8
 from protocore.errors import DataError
 from protocore.memory.ledger import Ledger
 from protocore.memory.pack.checks import plain, short
 from protocore.memory.pack.format import Group, Info, Pack, by_prefix, classes_of, ints, prefix_of, raw_bytes, sealed
 from protocore.memory.pack.rows import Rows, narrow, put_together, take_apart
-from protocore.memory.prototypes import to_int8
 
 SIGMA = "statistics/sigma"
 

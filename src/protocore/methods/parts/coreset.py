@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.data.augment import to_float
@@ -13,6 +12,7 @@ from protocore.data.stream import Task
 from protocore.memory.fill import settle
 from protocore.memory.store import Drawn, ExemplarStore
 from protocore.methods.base import Batch, Method, Tools
+from protocore.methods.parts.losses import cross_entropy
 
 
 class Pool:
@@ -74,7 +74,8 @@ class Coreset(Method):
         if drawn is not None:
             x = torch.cat([x, self.tools.view(drawn.images)])
             labels = torch.cat([labels, drawn.labels.to(labels.device)])
-        return F.cross_entropy(self.net(x), labels, label_smoothing=self.tools.settings.label_smoothing)
+        return cross_entropy(self.fair(self.net(x), batch.raw), labels,
+                             label_smoothing=self.tools.settings.label_smoothing)
 
     def end_task(self, task: Task) -> None:
         with self.tools.timed("select"), self.evaluating():

@@ -30,6 +30,7 @@ class Drift(LwF):
     """
 
     keeps = "one mean feature a class"
+    by_head = False
     Options = DriftOptions
     defaults: ClassVar = {"head": "cosine"}
     presets: ClassVar = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from protocore.backbones import Network
 from protocore.errors import UserError
-from protocore.methods.parts.means import by_class
+from protocore.methods.parts.means import OfFeatures, by_class
 
 LEAST = 1e-6  # what a dead unit's logarithm is taken of
 
@@ -63,20 +63,19 @@ def pooled(one: Tensor, n: int, other: Tensor, m: int) -> Tensor:
     return ((n - 1) * one + (m - 1) * other) / max(n + m - 2, 1)
 
 
-class Mahalanobis(nn.Module):
+class Mahalanobis(OfFeatures):
     """Scores of images: minus the distance of their transformed features, at length 1, to each class."""
 
     means: Tensor
 
     def __init__(self, net: Network, means: Tensor, inverses: Sequence[Tensor], classes: Sequence[int], width: int,
                  beta: float) -> None:
-        super().__init__()
-        self.net, self.classes, self.width, self.beta = net, list(classes), width, beta
+        super().__init__(net)
+        self.classes, self.width, self.beta = list(classes), width, beta
         self.register_buffer("means", F.normalize(tukey(means, beta), dim=1))  # mean, power, length 1
         self.inverses = nn.ParameterList([nn.Parameter(inverse, requires_grad=False) for inverse in inverses])
 
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.net.features(x)
+    def logits(self, z: Tensor) -> Tensor:
         with torch.autocast(z.device.type, enabled=False):
             unit = F.normalize(tukey(z.float(), self.beta), dim=1)
             return by_class(-distances(unit, self.means, list(self.inverses)), self.classes, self.width)

@@ -7,6 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
+    """torch's, where a logit of -inf takes a class out of the competition: smoothing is shared by the others."""
+    if not label_smoothing or not bool(logits.isneginf().any()):
+        return F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction=reduction)
+    there, logs = ~logits.isneginf(), F.log_softmax(logits, dim=1)
+    even = logs.masked_fill(~there, 0).sum(1) / there.sum(1)
+    losses = -(1 - label_smoothing) * logs.gather(1, labels[:, None])[:, 0] - label_smoothing * even
+    return losses.mean() if reduction == "mean" else losses
+
+
 def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: Tensor, temperature: float = 1.0,
                          label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy over a part of the classes only: the other logits get no gradient."""
@@ -50,6 +60,9 @@ def prototype_loss(z: Tensor, labels: Tensor, prototypes: Tensor, prototype_labe
     if others.shape[1] - int(not own_in_denominator) < 1:
         return -pull.mean()
     return (torch.logsumexp(others, 1) - pull).mean()
+
+
+RADIUS = "one number for all classes, the spread of their features"  # what stays of a class in it
 
 
 def radius(z: Tensor, labels: Tensor) -> Tensor:
@@ -96,3 +109,21 @@ def icarl_targets(labels: Tensor, outputs: int, old: Tensor, teacher: Tensor | N
 def icarl_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Binary cross entropy, the mean over the batch and over all outputs."""
     return F.binary_cross_entropy_with_logits(logits.float(), targets)
+
+
+def icarl_fair_loss(logits: Tensor, targets: Tensor, raw: Tensor, old: Tensor) -> Tensor:
+    """The same where the first rows may look raw: these say nothing for or against new classes as such.
+
+    They keep the teacher's word on old classes, and their new classes compete among themselves (a softmax, as large as
+    the sigmoids that it stands for). `raw` is a bool of each of the first rows.
+    """
+    logits, apart = logits.float(), torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    apart[: len(raw)] = raw.to(logits.device)
+    new = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+    new[old] = False
+    counts = ~(apart[:, None] & new)
+    loss = (F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * counts).mean()
+    if bool(apart.any()):
+        own = F.cross_entropy(logits[apart][:, new], targets[apart][:, new].argmax(1), reduction="sum")
+        loss = loss + own / logits.numel()
+    return loss

@@ -24,23 +24,40 @@ def nearest_mean_scores(z: Tensor, means: Tensor) -> Tensor:
 
 def by_class(scores: Tensor, classes: Collection[int], width: int) -> Tensor:
     """Scores (N, len(classes)) in the columns of their classes; -inf where a class has none."""
-    full = scores.new_full((len(scores), width), float("-inf"))
+    full = scores.new_full((scores.shape[0], width), float("-inf"))  # len() would fix the batch of an exported graph
     full[:, list(classes)] = scores
     return full
 
 
-class NearestMean(nn.Module):
+class OfFeatures(nn.Module):
+    """A predictor in two steps, as the network is one itself: `features` of images, then `logits` of these."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+    def logits(self, z: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} defines no logits")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.features(x))
+
+
+class NearestMean(OfFeatures):
     """Scores of images: how near their features are to the mean of each class."""
 
     means: Tensor
 
     def __init__(self, net: Network, means: Tensor, classes: Collection[int], width: int) -> None:
-        super().__init__()
-        self.net, self.classes, self.width = net, list(classes), width
+        super().__init__(net)
+        self.classes, self.width = list(classes), width
         self.register_buffer("means", means)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return by_class(nearest_mean_scores(self.net.features(x), self.means), self.classes, self.width)
+    def logits(self, z: Tensor) -> Tensor:
+        return by_class(nearest_mean_scores(z, self.means), self.classes, self.width)
 
 
 def at_home(task: Task) -> list[int]:
@@ -65,11 +82,26 @@ class ClassMeans(PrototypeStore):
         classes = labels.unique()
         means, counts = class_means(z.float(), labels, classes)
         for label, mean, count in zip(classes.tolist(), means.cpu(), counts.long().tolist(), strict=True):
-            before = 0 if label in anew or label not in self else self.counts[label]
-            if before:
-                mean = mean + (self.get([label])[0] - mean) * (before / (before + count))
-            self.set([label], mean[None])
-            self.counts[label] = before + count
+            if label in anew:
+                self.counts.pop(label, None)
+            self.join(label, mean, count)
+
+    def join(self, label: int, mean: Tensor, count: int) -> None:
+        """The mean of so many further images of a class joins what is stored of it."""
+        before = self.counts.get(label, 0)
+        if before:
+            mean = mean + (self.get([label])[0] - mean) * (before / (before + count))
+        self.set([label], mean[None])
+        self.counts[label] = before + count
+
+    def forget(self, label: int) -> list[str]:
+        self.counts = {c - (c > label): count for c, count in self.counts.items() if c != label}
+        return super().forget(label)
+
+    def put(self, labels: list[int], means: Tensor, counts: list[int]) -> None:
+        """Means of so many images each, in place of what is stored of these classes."""
+        self.set(labels, means)
+        self.counts |= zip(labels, counts, strict=True)
 
     def tensors(self) -> dict[str, Tensor]:
         kept = super().tensors()

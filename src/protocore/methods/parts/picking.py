@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protocore.data.augment import to_float
@@ -15,6 +14,7 @@ from protocore.data.stream import Task
 from protocore.methods.base import Batch, Tools
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.gradients import last_layer
+from protocore.methods.parts.losses import cross_entropy
 from protocore.methods.parts.selection import rank_in_class
 
 
@@ -51,9 +51,10 @@ class Picking(Coreset):
         at = picked.to(batch.labels.device)
         x, now = batch.x[at], len(picked)
         logits = self.net(x if replayed is None else torch.cat([x, replayed]))
-        loss = F.cross_entropy(logits[:now], batch.labels[at], label_smoothing=smoothing)
+        raw = None if batch.raw is None else batch.raw[picked.cpu()]
+        loss = cross_entropy(self.fair(logits[:now], raw), batch.labels[at], label_smoothing=smoothing)
         if drawn is not None:
-            old = F.cross_entropy(logits[now:], drawn.labels.to(at.device), label_smoothing=smoothing)
+            old = cross_entropy(logits[now:], drawn.labels.to(at.device), label_smoothing=smoothing)
             loss = loss + self.options.ref * old
         return loss
 

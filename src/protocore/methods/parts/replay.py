@@ -89,6 +89,9 @@ class Replay(Kept):
             return None
         return self.store.draw_balanced(n) if balanced else self.store.draw(n)
 
+    def forget(self, label: int) -> list[str]:
+        return self.filler.forget(label)
+
     def tensors(self) -> dict[str, Tensor]:
         return self.filler.tensors()
 
@@ -109,7 +112,8 @@ class Room(Kept):
         return {self.name: torch.as_tensor(size).clone()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.replay.resize(tensors[self.name].clone())
+        if self.name in tensors:  # else the room is what it was
+            self.replay.resize(tensors[self.name].clone())
 
 
 @dataclass(frozen=True)

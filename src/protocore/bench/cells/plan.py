@@ -1,0 +1,203 @@
+"""A grid before it begins: how many runs, how many of them are stored, bytes and time."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protocore.bench.cells.cell import Cell, folder_of, stored
+from protocore.bench.cells.engine import workers_here
+from protocore.bench.cells.measure import Cost
+from protocore.bench.cells.slot import environment_for
+from protocore.errors import DataError, UserError
+from protocore.files import read_json, write_json
+from protocore.schema import Fields
+
+MEASURED = ".measured.json"  # in the folder of runs: what a second plan need not measure again
+LIMIT = 30.0  # seconds that measuring one kind of run may take
+LIMIT_OF_ALL = 180.0
+START = 5.0  # seconds, about, until a worker has loaded the library; the cells after its first begin at once
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Cells that differ in their seed only. `cost` is of one of them; None: not known, and `why` says so."""
+
+    name: str
+    cells: int
+    stored: int
+    cost: Cost | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`seconds` until all is done with so many workers; those of `unknown` cells are not in it."""
+
+    kinds: tuple[Kind, ...]
+    workers: int
+    seconds: float
+
+    @property
+    def runs(self) -> int:
+        return sum(kind.cells for kind in self.kinds)
+
+    @property
+    def stored(self) -> int:
+        return sum(kind.stored for kind in self.kinds)
+
+    @property
+    def todo(self) -> int:
+        return self.runs - self.stored
+
+    @property
+    def unknown(self) -> int:
+        """Cells to run of which nobody knows how long they take."""
+        return sum(kind.cells - kind.stored for kind in self.kinds if kind.cost is None)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of the machine's memory while the largest of them run side by side; None: not known."""
+        sizes = [kind.cost.process for kind in self.kinds for _ in range(kind.cells - kind.stored) if kind.cost]
+        return sum(heapq.nlargest(self.workers, sizes)) or None
+
+    @property
+    def kept(self) -> int | None:
+        """Bytes of the largest memory (exemplars and all that outlives a task) of a run to come."""
+        return max((kind.cost.kept for kind in self.kinds if kind.cost and kind.cost.kept is not None), default=None)
+
+
+def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: int = 1, measure: bool = True,
+             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL) -> Plan:
+    """Plan a grid; nothing of it is run. Each kind of run is measured once on a machine, within `limit` seconds."""
+    by_folder = {folder_of(cell, runs): cell for cell in cells}
+    kinds: dict[str, list[tuple[Cell, bool]]] = {}
+    for folder, cell in by_folder.items():
+        kinds.setdefault(_kind(folder), []).append((cell, stored(cell, runs) is not None))
+    todo = {key: next(cell for cell, is_stored in members if not is_stored)
+            for key, members in kinds.items() if not all(is_stored for _, is_stored in members)}
+    costs = _costs(todo, runs, threads, measure, limit, limit_of_all) if todo else {}
+    rows = []
+    for key, members in kinds.items():
+        cost, why = (known, "") if isinstance(known := costs.get(key, "not measured"), Cost) else (None, known)
+        rows.append(Kind(members[0][0].name.rpartition("-s")[0], len(members), sum(done for _, done in members), cost,
+                         why if key in todo else ""))
+    left = sum(row.cells - row.stored for row in rows)
+    at_once = min(workers or workers_here(threads), max(left, 1))
+    each = [row.cost.seconds for row in rows if row.cost for _ in range(row.cells - row.stored)]
+    return Plan(tuple(rows), at_once, makespan(each, at_once) + START if each else 0.0)
+
+
+def makespan(seconds: Sequence[float], workers: int) -> float:
+    """When the last of these is done, each begun in order by the worker that is free first."""
+    free = [0.0] * max(workers, 1)
+    for one in seconds:
+        heapq.heapreplace(free, free[0] + one)
+    return max(free)
+
+
+def _kind(folder: Path) -> str:
+    return folder.name.rpartition("-s")[0]
+
+
+def _costs(todo: Mapping[str, Cell], runs: Path, threads: int, measure: bool, limit: float,
+           limit_of_all: float) -> dict[str, Cost | str]:
+    """The cost of a run of each kind, or why it is not known."""
+    machine = f"{os.uname().nodename}, {threads} threads"
+    known = _read(runs / MEASURED, machine)
+    found: dict[str, Cost | str] = {key: known[key] for key in todo if key in known}
+    missing = [key for key in todo if key not in found]
+    if missing and measure:
+        new = dict(zip(missing, _measure([todo[key] for key in missing], threads, limit, limit_of_all), strict=False))
+        found |= new
+        if fresh := {key: cost for key, cost in new.items() if isinstance(cost, Cost)}:
+            _write(runs / MEASURED, machine, known | fresh)
+    return found
+
+
+def _measure(cells: Sequence[Cell], threads: int, limit: float, limit_of_all: float) -> Iterator[Cost | str]:
+    """One process measures one after the other; what takes too long is stopped, and the next begins anew."""
+    deadline = time.monotonic() + limit_of_all
+    rest = list(cells)
+    while rest:
+        before = len(rest)
+        for answer in _session(rest, threads, limit, deadline):
+            yield answer
+            rest = rest[1:]
+        if len(rest) == before:
+            yield "measuring it took too long" if time.monotonic() >= deadline else "it could not be measured"
+            rest = rest[1:]
+
+
+def _session(cells: Sequence[Cell], threads: int, limit: float, deadline: float) -> Iterator[Cost | str]:
+    """Answers of one measuring process, until it is through, has ended, or has taken too long for one cell."""
+    if time.monotonic() >= deadline:
+        return
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    process = subprocess.Popen([sys.executable, "-m", "protocore.bench.cells.measure"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_for(threads),
+                               start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        try:
+            job = {"flags": [dict(cell.flags) for cell in cells], "threads": threads}
+            process.stdin.write((json.dumps(job, default=str) + "\n").encode())
+            process.stdin.flush()
+            threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
+            ready = False  # it loads the library first
+            while True:
+                left = deadline - time.monotonic()
+                answer = json.loads(lines.get(timeout=max(min(limit, left) if ready else left, 0.01)) or b"null")
+                if answer is None:
+                    return
+                if not ready:
+                    ready = True
+                elif "error" in answer:
+                    yield str(answer["error"])
+                else:
+                    yield Cost(float(answer["seconds"]), int(answer["process"]), answer["kept"])
+        except (queue.Empty, OSError):
+            return
+        finally:
+            process.kill()
+
+
+def _read_lines(file: Any, lines: queue.SimpleQueue[bytes]) -> None:
+    for line in file:
+        lines.put(line)
+    lines.put(b"")
+
+
+def _read(path: Path, machine: str) -> dict[str, Cost]:
+    """What was measured on this machine; a file that is not there or damaged is as good as empty."""
+    try:
+        table = Fields(read_json(path), path, "remove it").fields(machine)
+        return {key: Cost(row.number("seconds"), row.whole("process"), row.maybe(row.whole, "kept", None))
+                for key in table.values for row in [table.fields(key)]}
+    except DataError:
+        return {}
+
+
+def _write(path: Path, machine: str, costs: Mapping[str, Cost]) -> None:
+    try:
+        there = read_json(path)
+    except DataError:
+        there = {}
+    try:
+        mine = {machine: {key: asdict(cost) for key, cost in costs.items()}}
+        write_json(path, (there if isinstance(there, dict) else {}) | mine)
+    except UserError:  # a folder that cannot be written: the plan is made all the same
+        return
+
+

@@ -1,0 +1,1 @@
+"""Learners in the field: one file that lives for months, and the verbs that change it."""

@@ -1,0 +1,213 @@
+"""A frozen network in the field: classes that come later leave the others alone, parts and files add up, trials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from field.conftest import Paint
+from protocore import backbones
+from protocore.errors import UserError
+from protocore.field import choice, learning
+from protocore.field.choice import Choice, configured
+from protocore.field.keeper import Keeper
+from protocore.field.merging import merge
+from protocore.field.report import Interrupted, Report
+
+FROZEN = {"backbone": "convnet", "width": 8, "freeze": "all", "image_size": 8, "budget": "16KB", "threads": 1,
+          "project": "24", "method": "slda"}
+ALL = ("red", "green", "blue", "yellow")
+
+
+def frozen(path: Path, **more: Any) -> Keeper:
+    return Keeper.new(path, **FROZEN | more)
+
+
+def pictures(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.png"))
+
+
+@pytest.mark.parametrize("method", ["ncm", "slda"])
+def test_a_class_that_comes_later_touches_nothing_of_the_others(tmp_path: Path, paint: Paint, method: str) -> None:
+    keeper = frozen(tmp_path / "mine.learner", method=method)
+    keeper.learn([paint("first", "red", "green", "blue")])
+    held = paint("held", "red", "green", "blue", each=6)
+    before, memory = keeper.test([held]).accuracy, keeper.learner.memory()
+    net = {name: tensor.clone() for name, tensor in keeper.learner.front.state_dict().items()}
+    keeper.learn([paint("later", "yellow")])
+    after = keeper.learner.memory()
+    for name in ("prototypes/features", "prototypes/counts"):
+        assert torch.equal(after[name][:3], memory[name])
+    assert all(torch.equal(net[name], tensor) for name, tensor in keeper.learner.front.state_dict().items())
+    assert before - keeper.test([held]).accuracy < 0.02
+    assert keeper.test([paint("more", "yellow", each=4)]).accuracy == 1.0
+    assert keeper.show().kept <= 16_000
+
+
+def test_nothing_of_few_pictures_is_given_up(tmp_path: Path, paint: Paint) -> None:
+    """Held-out pictures are asked first and learned afterwards: the order makes no difference to what adds up."""
+    keeper = frozen(tmp_path / "mine.learner", prototype_dtype="float32", covariance_dtype="float32")
+    learned = keeper.learn([paint("first", "red", "green")])
+    assert learned.held_out == 4
+    assert keeper.learner.memory()["prototypes/counts"].tolist() == [8, 8]
+    assert keeper.document.calibration.pictures == 4
+
+
+def test_learned_in_parts_or_in_one_and_stopped_between_them(tmp_path: Path, paint: Paint,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = paint("photos", *ALL)
+    one, parts, stopped = (frozen(tmp_path / f"{name}.learner", prototype_dtype="float32", covariance_dtype="float32",
+                                  project="full", budget="10MB") for name in ("one", "parts", "stopped"))
+    one.learn([photos])
+    monkeypatch.setattr(learning, "PART", 7)
+    parts.learn([photos])
+    asked = iter([False, True])
+    with pytest.raises(Interrupted):
+        stopped.learn([photos], stop=lambda: next(asked))
+    assert stopped.show().method is None
+    assert stopped.learn([photos]).resumed
+    scores = [keeper.learner.scores(pictures(photos)) for keeper in (one, parts, stopped)]
+    assert torch.equal(scores[1], scores[2])
+    assert scores[0].argmax(1).tolist() == scores[1].argmax(1).tolist()
+    assert one.learner.memory()["prototypes/counts"].tolist() == parts.learner.memory()["prototypes/counts"].tolist()
+
+
+@pytest.mark.parametrize(("method", "more"), [("ncm", {}), ("slda", {"covariance_dtype": "float32"}),
+                                              ("ranpac", {"covariance_dtype": "float32", "ridge": 0.1})])
+def test_the_learners_of_two_devices_are_one(tmp_path: Path, paint: Paint, method: str, more: dict[str, Any]) -> None:
+    """What they count adds up: the scores are those of one learner that saw all pictures."""
+    exact = {"method": method, "prototype_dtype": "float32", "budget": "1MB"} | more
+    a, b, whole = (frozen(tmp_path / f"{name}.learner", **exact) for name in ("a", "b", "whole"))
+    first, second = paint("first", "red", "green"), paint("second", "blue", "green", seed=1)
+    a.learn([first])
+    b.learn([second])
+    whole.learn([first])
+    whole.learn([second])
+    before = a.path.read_bytes(), b.path.read_bytes()
+    merged = merge(a.path, b.path, tmp_path / "both.learner")
+    assert (a.path.read_bytes(), b.path.read_bytes()) == before
+    both = Keeper(tmp_path / "both.learner")
+    assert both.learner.classes_ == ["green", "red", "blue"]
+    assert merged.classes == {"green": 16, "red": 8, "blue": 8}
+    assert [entry.what for entry in sorted(both.document.history, key=lambda entry: entry.what)] == [
+        "learn", "learn", "merge", "new", "new"]
+    assert both.document.history[-1].what == "merge"
+    asked = pictures(paint("held", "red", "green", "blue", each=4))
+    mine, wanted = (keeper.learner.scores(asked).double() for keeper in (both, whole))
+    mine, wanted = (scores - scores.mean(1, keepdim=True) for scores in (mine, wanted))
+    assert float((mine - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
+    assert both.test([tmp_path / "held"]).accuracy == 1.0
+    assert both.learn([paint("later", "yellow")]).new == {"yellow": 8}
+    assert both.learn([first]).new == {}  # its pictures are known to both
+
+
+def test_what_both_had_learned_is_told_and_other_networks_are_refused(tmp_path: Path, paint: Paint) -> None:
+    a, b = (frozen(tmp_path / f"{name}.learner") for name in "ab")
+    photos = paint("photos", "red", "green")
+    a.learn([photos])
+    b.learn([photos])
+    assert merge(a.path, b.path, tmp_path / "both.learner").twice == {"green": 8, "red": 8}
+    with pytest.raises(UserError, match="is there already"):
+        merge(a.path, b.path, tmp_path / "both.learner")
+    for more, says in (({"seed": 1}, "has seed 0, the second 1"), ({"method": "ncm"}, "has method 'slda'"),
+                       ({"freeze": "none", "method": "er", "project": None, "steps": 2}, "frozen network")):
+        other = frozen(tmp_path / f"{next(iter(more))}.learner", **more)
+        other.learn([photos])
+        with pytest.raises(UserError, match=says):
+            merge(a.path, other.path, tmp_path / "third.learner")
+    assert not (tmp_path / "third.learner").exists()
+
+
+class Blind(backbones.Backbone):
+    """Sees nothing of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Flatten()), 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(x), 8)
+
+    def layers(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self(x)]
+
+
+@pytest.mark.parametrize(("eyes", "wins"), [("convnet", "frozen"), ("blind", "scratch")])
+def test_the_better_of_two_networks_is_chosen_and_why_is_said(tmp_path: Path, paint: Paint, eyes: str, wins: str,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbones.BACKBONES, "_things", dict(backbones.BACKBONES._things))
+    backbones.register("blind", lambda shape, width, norm: Blind())
+    tiny = {"image_size": 8, "threads": 1, "budget": "16KB"}
+
+    def two(given: dict[str, Any]) -> list[Choice]:
+        scratch = {"backbone": "mlp", "width": 16, "method": "er", "codec": "pixels", "steps": 40, "lr": 0.01,
+                   "augment": "none"}
+        return [configured(tiny | {"backbone": eyes, "freeze": "all"}, frozen=True),
+                configured(tiny | scratch, frozen=False)]
+
+    monkeypatch.setattr(choice, "candidates", two)
+    monkeypatch.setattr("protocore.field.keeper.candidates", two)
+    monkeypatch.setattr(choice, "configured", lambda given, frozen: two({})[1])  # the short form is short enough
+    keeper = Keeper.new(tmp_path / "mine.learner")
+    told: list[str] = []
+    learned = keeper.learn([paint("photos", *ALL)], report=type("Told", (Report,), {
+        "note": lambda self, text: told.append(text)})())
+    assert learned.choice == keeper.document.choice == told[0]
+    assert (keeper.learner.front is not None) == (wins == "frozen")
+    said = "frozen .* right of 8 held-out pictures of 4 classes, so that" if wins == "frozen" else \
+        r"trained from scratch: \d+.\d % right of 8 held-out pictures of 4 classes, frozen .* \d+.\d %"
+    assert re.match(said, told[0]), told
+    assert keeper.test([paint("held", *ALL, each=4)]).accuracy == 1.0
+
+
+def test_too_few_pictures_for_a_trial_take_the_frozen_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, hashes = ["a"] * 9 + ["b"] * 3, [f"{k:02}" for k in range(12)]
+    assert choice._sample(labels, hashes) == []
+    rows = choice._sample(["a"] * 30 + ["b"] * 4 + ["c"] * 3, [f"{k:02}" for k in range(37)])
+    assert rows == [*range(16), *range(30, 34)]
+    many = [f"{k // 5:03}" for k in range(500)]
+    rows = choice._sample(many, [f"{k:03}" for k in range(500)])
+    assert len({many[row] for row in rows}) == choice.TRIED_CLASSES
+    assert {many[rows[0]], many[rows[-1]]} == {"000", "095"}  # evenly over the classes
+
+
+def test_what_the_user_names_is_not_tried(tmp_path: Path) -> None:
+    def kinds(**given: Any) -> Sequence[tuple[str, str]]:
+        return [(c.config.settings.backbone, c.config.settings.method) for c in choice.candidates(given)]
+
+    assert kinds(backbone="mlp") == [("mlp", "protocore")]
+    assert kinds(backbone="mlp", freeze="all") == [("mlp", "slda")]
+    assert kinds(backbone="efficientnet-lite1") == [("efficientnet-lite1", "slda")]
+    assert kinds(backbone="efficientnet-lite0", freeze="none", method="er") == [("efficientnet-lite0", "er")]
+    assert choice.candidates({"backbone": "efficientnet-lite0"})[0].shape == (3, 160, 160)
+    assert choice.candidates({"backbone": "fastnet"})[0].shape == (3, 32, 32)
+    if choice._pretrained_is_here():
+        assert kinds() == [("efficientnet-lite0", "slda"), ("fastnet", "protocore")]
+        assert kinds(method="ncm") == [("efficientnet-lite0", "ncm")]
+
+
+@pytest.mark.skipif(not choice._pretrained_is_here(), reason="the weights are not installed")
+def test_photographs_of_two_kinds_by_the_network_that_ships(tmp_path: Path) -> None:
+    """Drawings that are easy for it: what is seen at 160 pixels is learned from three pictures a class."""
+    chance = np.random.default_rng(0)
+    for name in ("stripes", "dots"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for k in range(4):
+            drawn = np.full((60, 80, 3), 200, np.uint8)
+            if name == "stripes":
+                drawn[:, chance.integers(8) :: 8] = 20
+            else:
+                drawn[chance.integers(4) :: 10, chance.integers(4) :: 10] = (220, 20, 20)
+            Image.fromarray(drawn).resize((160, 120)).save(tmp_path / "photos" / name / f"{k}.jpg")
+    keeper = Keeper.new(tmp_path / "mine.learner", budget="8KB", threads=1)
+    learned = keeper.learn([tmp_path / "photos"])
+    assert learned.choice.startswith("frozen efficientnet-lite0: 100.0 % right of 2 held-out pictures of 2 classes")
+    assert keeper.test([tmp_path / "photos"]).accuracy == 1.0
+    assert keeper.show().kept <= 8000
