@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,35 @@ def test_every_method_learns_features(method: str, tmp_path: Path) -> None:
     exemplars = [e for e in result.ledger.entries if e.name.endswith("/bytes")]
     assert all(e.bytes == e.rows * DIM for e in exemplars)
     assert len(exemplars) == METHODS[method].replays or method == "protocore"
+
+
+def test_features_are_kept_between_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = SMALL | {"benchmark": "digits", "tasks": 2, "images_per_class": 12}
+    plain = run_config(configure(flags | {"method": "ncm"}), tmp_path / "plain")
+    monkeypatch.setenv("PROTOCORE_FEATURES", str(tmp_path / "features"))
+    roots = Front.roots
+    monkeypatch.setattr(Front, "roots", lambda front, x: time.sleep(0.2) or roots(front, x))
+    first = run_config(configure(flags | {"method": "ncm"}), tmp_path / "first")
+    files = sorted((tmp_path / "features").iterdir())
+    assert files
+    passed: list[int] = []
+    monkeypatch.setattr(Front, "roots", lambda front, x: passed.append(len(x)) or roots(front, x))
+    again = run_config(configure(flags | {"method": "ncm"}), tmp_path / "again")
+    run_config(configure(flags | {"method": "slda"}), tmp_path / "slda")
+    assert not passed
+    assert plain.class_incremental == first.class_incremental == again.class_incremental
+    memories = {(tmp_path / name / "memory.safetensors").read_bytes() for name in ("plain", "first", "again")}
+    assert len(memories) == 1
+    assert again.seconds["features"] > 0.4  # those of two tasks, when they were made
+
+    files[0].write_bytes(files[0].read_bytes()[:-1] + b"\xff")  # damaged: made anew
+    files[1].unlink()
+    run_config(configure(flags | {"method": "ncm"}), tmp_path / "damaged")
+    assert len(passed) == 2
+    assert (tmp_path / "damaged" / "memory.safetensors").read_bytes() in memories
+    passed.clear()
+    run_config(configure(flags | {"method": "ncm", "seed": 4}), tmp_path / "other")
+    assert not passed  # the network is the same whatever the seed
 
 
 def test_a_picture_goes_through_the_front_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from protocore.data.images import ArrayImages
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.device import Machine
+from protocore.learn.features_kept import KeptFeatures
 from protocore.memory.codings import to_uint8
 from protocore.methods.base import Progress, sample_rows
 from protocore.pictures import ImageShape
@@ -32,6 +33,7 @@ class Front(nn.Module):
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = folded(net)
+        self.kept: KeptFeatures | None = None
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.zeros(()))
 
@@ -133,7 +135,10 @@ def feature_task(front: Front, task: Task, machine: Machine, progress: Progress 
 
 def _roots(front: Front, images: Tensor, machine: Machine) -> Tensor:
     """In float32 whatever the precision of training: an exported front must give the same."""
-    return front.roots(machine.images(images))
+    def made(images: Tensor) -> Tensor:
+        return front.roots(machine.images(images))
+
+    return made(images) if front.kept is None else front.kept.of(images, made)
 
 
 def nbytes(module: nn.Module) -> int:

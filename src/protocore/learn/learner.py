@@ -20,6 +20,7 @@ from protocore.learn.certificate import Certificate
 from protocore.learn.checkpoint import Checkpoint
 from protocore.learn.device import machine_for
 from protocore.learn.export import Export, export_learner
+from protocore.learn.features_kept import KeptFeatures
 from protocore.learn.files import load_learner, restore, save_learner, take_pack
 from protocore.learn.flops import StepFlops
 from protocore.learn.forgetting import forget
@@ -206,11 +207,20 @@ class Learner:
             return task
         if self._features is None or self._features[0] is not task:
             assert isinstance(self.net.backbone, Unscaled)
+            spared = 0.0 if self.front.kept is None else self.front.kept.spared
             with self.tools.timed("features"):
                 self._features = task, feature_task(self.front, task, self.machine, progress)
+            if self.front.kept is not None:
+                self.seconds["features"] += self.front.kept.spared - spared
             self.net.backbone.follow(self.front)
             task.close()
         return self._features[1]
+
+    def keep_features(self, folder: Path) -> None:
+        """Read features behind a front that were made before, and keep those that are made, in this folder. Seconds
+        are counted as when they were made."""
+        if self.front is not None:
+            self.front.kept = KeptFeatures(folder, self.front.net, self.front.shape[0], self.machine.device)
 
     def begin(self, task: Task, *, keep_optimizer: bool = False) -> None:
         """Grow the head, tell the method, make the optimiser."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -112,6 +113,8 @@ def _run(config: Resolved, folder: RunFolder, reporter: Reporter, every: float, 
     agree("run, version or data", f"{command_of(config)} {__version__} {torch.__version__} {stream.digest}")
     reporter.data(stream.notes)
     learner = learner_for(config, stream)
+    if (features := os.environ.get("PROTOCORE_FEATURES")) and world() == 1:
+        learner.keep_features(Path(features))
     with Meter(learner) as meter:
         return _measured(config, _Job(learner, stream, folder, reporter, every, stop, meter), finished)
 
