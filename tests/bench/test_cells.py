@@ -129,6 +129,13 @@ def test_a_failed_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     assert stored(good[0], runs) is not None
 
 
+def test_a_finished_cell_is_known_again_where_a_part_of_the_training_images_is_measured_on(tmp_path: Path) -> None:
+    (cell,) = tiny(["finetune"], [0], validate=25)
+    run(cell.config(), folder_of(cell, tmp_path))
+    assert stored(cell, tmp_path) is not None
+    assert stored(Cell({**cell.flags, "validate": 0}), tmp_path) is None
+
+
 def test_ctrl_c_writes_checkpoints_and_a_second_start_waits_its_turn_and_goes_on(tmp_path: Path) -> None:
     cells = tiny(["finetune"], [0, 1], epochs=400, backbone="mlp", width=16)
     before = signal.getsignal(signal.SIGINT)

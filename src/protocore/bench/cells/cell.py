@@ -24,7 +24,7 @@ from protocore.runs.result import Result
 
 MOST_CELLS = 10_000  # of a grid
 LONGEST = 120  # characters of a name
-_WHERE = ("benchmark", "data_root", "image_size", "strict")  # what decides which pictures a stream is made of
+_WHERE = ("benchmark", "data_root", "image_size", "strict", "validate")  # what decides which pictures a stream is made of
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,17 @@ def stored(cell: Cell, runs: Path) -> Result | None:
     result = RunFolder.of(runs, config).finished()
     if result is None or differences(asdict(result), config):
         return None
-    digest = _digest(*(getattr(config.settings, name) for name in _WHERE))
+    digest = data_of(config)
     return result if digest is None or result.data_digest in (None, digest) else None
+
+
+def data_of(config: Resolved) -> str | None:
+    """The digest of its data; None where they are not on this machine."""
+    return _digest(*(getattr(config.settings, name) for name in _WHERE))
 
 
 @functools.lru_cache(maxsize=64)
 def _digest(*where: Any) -> str | None:
-    """The digest of the data of a benchmark; None where they are not on this machine."""
     try:
         return open_stream(Settings(**dict(zip(_WHERE, where, strict=True)))).digest
     except UserError:
