@@ -24,7 +24,7 @@ from protocore.runs.result import Result
 
 MOST_CELLS = 10_000  # of a grid
 LONGEST = 120  # characters of a name
-_WHERE = ("benchmark", "data_root", "image_size", "strict", "validate")  # what decides which pictures a stream is made of
+_WHERE = ("benchmark", "data_root", "image_size", "strict", "validate")  # what decides the pictures of a stream
 
 
 @dataclass(frozen=True)
