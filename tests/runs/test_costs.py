@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import protocore
+from protocore.data.benchmarks import open_stream
 from protocore.errors import UserError
 from protocore.learn.flops import StepFlops
 from protocore.methods.clock import Clock
@@ -294,13 +295,15 @@ def test_a_stored_run_without_forward_transfer_is_made_again_where_it_is_asked_f
 def test_results_of_older_versions_are_read(tmp_path: Path) -> None:
     run(config(forward_transfer=True), tmp_path / "run")
     document = json.loads((tmp_path / "run" / "result.json").read_text())
-    for name in ("wall_seconds", "steps", "flops"):
+    stream = open_stream(config().settings)
+    assert document["training_pictures"] == sum(map(stream.task_size, range(len(stream))))
+    for name in ("wall_seconds", "steps", "flops", "training_pictures"):
         del document[name]
     for setting in ("class_incremental", "task_incremental"):
         for name in ("forward_transfer", "ahead", "untrained"):
             del document[setting][name]
     old = result_of(document, "old")
-    assert (old.wall_seconds, old.steps, dict(old.flops)) == (None, None, {})
+    assert (old.wall_seconds, old.steps, dict(old.flops), old.training_pictures) == (None, None, {}, None)
     assert old.class_incremental.forward_transfer is None
 
 

@@ -19,7 +19,7 @@ RESULT = "result.json"
 FORMAT = 1
 LONG_LIST = 20  # class names: more of them are not kept in the small form
 _WAY_OUT = "run it again or restore the file"
-_OPTIONAL = ("weights", "wall_seconds", "device_memory_bytes", "energy_joules", "steps", "flops")
+_OPTIONAL = ("weights", "training_pictures", "wall_seconds", "device_memory_bytes", "energy_joules", "steps", "flops")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Result:
     per_class: Sequence[Mapping[str, float]] = ()
     data_digest: str | None = None
     weights: str | None = None  # sha256 of those that the network began with, where it was trained before
+    training_pictures: int | None = None  # of all tasks together; what an older version did not say is not there
     code_version: str = ""
     machine: Mapping[str, Scalar] = field(default_factory=dict)
     decoder_pays_from: int | None = None  # classes from which the codec's shared bytes are less than what it saves
@@ -195,6 +196,7 @@ def result_of(document: Any, name: object) -> Result:
         ledger=Ledger(tuple(entries)), seconds=f.number_table("seconds"), class_names=names,
         per_class=[{key: row.number(key) for key in row.values} for row in f.maybe(f.objects, "per_class", [])],
         data_digest=f.maybe(f.text, "data_digest", None), weights=f.maybe(f.text, "weights", None),
+        training_pictures=f.maybe(f.whole, "training_pictures", None),
         code_version=f.maybe(f.text, "code_version", ""), machine=f.maybe(f.scalars, "machine", {}),
         decoder_pays_from=f.maybe(f.whole, "decoder_pays_from", None),
         bytes_after_each_task=f.maybe(f.wholes, "bytes_after_each_task", []),

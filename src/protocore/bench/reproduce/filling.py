@@ -131,12 +131,20 @@ def _parts(exhibit: Exhibit, scale: Scale, results: dict[tuple[str, str], list[R
 
 
 def _pictures(run: Result) -> str:
-    """`20,000 of 100,000 training pictures`, where the data are here and are fewer than was published."""
+    """`20,000 of 100,000 training pictures`, where there were fewer than was published; as the run says, or as the data
+    do that are here."""
+    of, count = source_named(run.benchmark).counts[0], run.training_pictures
+    if count is None:
+        count = _here(run)
+    return "" if count is None or count >= of else f"{count:,} of {of:,} training pictures"
+
+
+def _here(run: Result) -> int | None:
+    """How many pictures the run would learn now; None where its data are not here."""
     settings = {key: run.settings[key] for key in ("benchmark", "data_root", "image_size", "images_per_class")
                 if run.settings.get(key) is not None}
     try:
         have = open_stream(configure(settings).settings)
     except DataError:
-        return ""
-    count, of = sum(have.task_size(k) for k in range(len(have))), source_named(run.benchmark).counts[0]
-    return "" if count >= of else f"{count:,} of {of:,} training pictures"
+        return None
+    return sum(map(have.task_size, range(len(have))))
