@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/ and their figures from the stored results.
+"""Write the tables of README.md and docs/ and their figures from the stored results, and docs/results/.
 
     python benchmarks/tables.py
 """
@@ -10,14 +10,19 @@ from collections import defaultdict
 from pathlib import Path
 
 from protocore.bench import figures
+from protocore.bench.cells.small import REPRODUCED, Shelf
 from protocore.bench.compared import gather, protocols
 from protocore.bench.frontier_figure import frontier_figure
+from protocore.bench.reproduce.exhibits import EXHIBITS
+from protocore.bench.reproduce.make import plan, write
+from protocore.bench.reproduce.scales import SCALES
 from protocore.bench.tables import exemplar_words, markdown_table, mean_std, replace_block
 from protocore.config import format_bytes
 from protocore.runs.result import Result, read_result
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/codecs.md", "docs/methods.md", "docs/privacy.md")
+PAGES = ("README.md", "docs/results.md", "docs/backbones.md", "docs/codecs.md", "docs/methods.md", "docs/privacy.md")
+TRAINED = {"folder:photos": 45 * 40}  # pictures to learn from, where a result does not say it
 AIMS = {("CIFAR-100 test", 72): 25.5, ("CIFAR-100 test", 144): 28.5}  # dB that the shipped decoder was to reach
 
 
@@ -109,6 +114,50 @@ def fast_table(table: str) -> str:
             "minutes": f"{sum(sum(r.seconds.values()) for r in results) / len(results) / 60:.0f}",
             "command": f"`{command(first.command)}`"}))
     return markdown_table([row for *_, row in sorted(rows, key=lambda row: row[:2])])
+
+
+def room_table(table: str) -> str:
+    """What a class takes, and what is kept once for all of them, behind a frozen network and from scratch."""
+    rows = []
+    for results in stored(table).values():
+        r = results[0]
+        budget, side = r.settings["budget"], r.settings["image_size"]
+        each, shared = told_apart(results)
+        row = {
+            "network": f"`{r.settings['backbone']}`, {'from scratch' if r.weights is None else 'frozen'}"
+                       + (f", {side} pixels" if side else ""),
+            "method": f"`{r.method}`{f', {words}' if (words := settings_words(r)) else ''}",
+            "room a class": format_bytes(budget / r.classes) if budget else "no limit",
+            "A_T": f"{mean_std([one.class_incremental.A_T for one in results])} ({len(results)})",
+            "kept a class": format_bytes(each), "beside it, for all": format_bytes(shared),
+            "exemplars a class": exemplar_words(*results),
+            "pictures a second": f"{pictures_a_second(results):.0f}",
+        }
+        rows.append(((r.weights is None, side or 0, budget is None, budget or 0), -final(results), row))
+    return markdown_table([row for *_, row in sorted(rows, key=lambda row: row[:2])])
+
+
+def told_apart(results: list[Result]) -> tuple[float, float]:
+    """Bytes for each class, and in all of what is there once (covariance, codebook, header): means over the seeds."""
+    each = [sum(e.bytes for e in r.ledger.entries if not e.shared and (e.kind in ("prototypes", "exemplars") or
+                                                                       e.rows == r.classes)) for r in results]
+    once = [r.bytes_kept - size for r, size in zip(results, each, strict=True)]
+    return sum(each) / len(each) / results[0].classes, sum(once) / len(once)
+
+
+def settings_words(r: Result) -> str:
+    """Of a method behind a frozen network: how its numbers are stored."""
+    said = {"prototype_dtype": "means in {}", "project": "{} numbers", "covariance": "covariance: {}"}
+    words = [text.format(r.options[name]) for name, text in said.items()
+             if name in r.options and (r.sources.get(name) == "flag")]
+    return ", ".join([*words, *([f"codec `{r.settings['codec']}`"] if r.exemplars else [])])
+
+
+def pictures_a_second(results: list[Result]) -> float:
+    """Training pictures over all the time that learning took, the network's passes over them too."""
+    learned = sum(count for r in results if (count := TRAINED.get(r.benchmark, 0) or
+                                             r.classes * (r.settings["images_per_class"] or 500)))
+    return learned / sum(sum(v for part, v in r.seconds.items() if part != "evaluate") for r in results)
 
 
 def final(results: list[Result]) -> float:
@@ -211,6 +260,16 @@ def forgetting_table() -> str:
     ])
 
 
+def backbones_table() -> str:
+    report = json.loads((ROOT / "results" / "backbones.json").read_text())
+    return markdown_table([
+        {"network": f"`{name}`", "ours, pictures/s": f"{case['our_images_per_second']:.0f}",
+         "the package's own code": f"{case['package_images_per_second']:.0f}", "ratio": f"{case['ratio']:.2f}",
+         "features differ by at most": f"{case['largest_difference']:.1e}"}
+        for name, case in report.items() if isinstance(case, dict)
+    ])
+
+
 def overhead_table() -> str:
     report = json.loads((ROOT / "results" / "overhead.json").read_text())
     return markdown_table([
@@ -241,13 +300,25 @@ def memories(table: str) -> dict[str, list[list[Result]]]:
             for name, words in names.items()}
 
 
+def reproduced() -> None:
+    """docs/results/: the paper's tables and figures at scale `fast`, of which anything is stored."""
+    shelf, scale = Shelf(ROOT / "results"), SCALES["fast"]
+    for name, exhibit in EXHIBITS.items():
+        made = plan(exhibit, scale, ROOT / "runs", shelf=shelf)
+        if made.results:
+            write(made, ROOT / "docs" / "results", f"protocore reproduce {name} --scale {scale.name}")
+
+
 def main() -> None:
-    blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir()) if p.is_dir()}
+    reproduced()
+    blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir())
+              if p.is_dir() and p.name != REPRODUCED}
     blocks["overhead"] = overhead_table()
     special = {"cifar100-10-fast": fast_table, "cifar100-10-codecs": codec_runs_table,
-               "cifar100-10-starts": starts_table}
+               "cifar100-10-starts": starts_table, "photos": room_table, "cifar100-5": room_table}
     blocks |= {name: make(name) for name, make in special.items() if name in blocks}
-    reports = {"codecs": codecs_table, "condensation": condensation_table, "costs": costs_table,
+    reports = {"backbones": backbones_table, "codecs": codecs_table, "condensation": condensation_table,
+               "costs": costs_table,
                "forgetting": forgetting_table, "health": health_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import doctest
+import json
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ import torch
 from PIL import Image
 
 from protocore.bench.cells import folder_of, run_cells
+from protocore.bench.cells.small import REPRODUCED, Shelf
 from protocore.bench.paper import printed
 from protocore.bench.reproduce import filling, make, maps
 from protocore.bench.reproduce.exhibits import EXHIBITS, LOSSES, STREAMS, Column, Exhibit, Row
@@ -35,7 +37,7 @@ from protocore.errors import DataError, UserError
 from protocore.files import serialise
 from protocore.memory.ledger import Entry, Ledger
 from protocore.runs.configure import configure
-from protocore.runs.result import Result, Scores
+from protocore.runs.result import Result, Scores, read_result
 
 SMOKE = SCALES["smoke"]
 R = [[90.0], [70.0, 92.0]]
@@ -319,6 +321,18 @@ def test_parts_of_data_sets_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fill(exhibit, SCALES["paper"], wanted, made).parts == (
         "S-TinyImageNet, T = 20: a part of it, 40 of 200 classes in 4 tasks, 200 of 1,000 training pictures.",)
     assert fill(exhibit, SMOKE, wanted, made).parts == ()  # a stand-in is said to be one
+    # A result says it itself, where the data are elsewhere; one that does not leaves it out.
+    told = {cell: dataclasses.replace(one, training_pictures=150) for cell, one in made.items()}
+    monkeypatch.setattr(filling, "open_stream", no_data)
+    assert fill(exhibit, SCALES["paper"], wanted, told).parts == (
+        "S-CIFAR-100, T = 10: a part of it, 150 of 200 training pictures.",
+        "S-TinyImageNet, T = 20: a part of it, 40 of 200 classes in 4 tasks, 150 of 1,000 training pictures.")
+    assert fill(exhibit, SCALES["paper"], wanted, made).parts == (
+        "S-TinyImageNet, T = 20: a part of it, 40 of 200 classes in 4 tasks.",)
+
+
+def no_data(settings: Settings) -> Any:
+    raise DataError("no data here")
 
 
 def filling_source(count: int) -> Any:
@@ -421,12 +435,64 @@ def test_a_run_that_fails_is_named_and_the_others_are_written(
     good = Row("1", "1 a class", {"method": "er", "spc": 1})
     columns = (Column("cifar100-50", "A_T"),)
     monkeypatch.setitem(EXHIBITS, "memory-size", dataclasses.replace(exhibit, rows=(good, bad), columns=columns))
-    assert main(["reproduce", "memory-size", "--scale", "smoke", "--runs", str(tmp_path), "--workers", "1"]) == 1
+    words = ["reproduce", "memory-size", "--scale", "smoke", "--workers", "1", "--results", str(tmp_path / "results")]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 1
     out, err = capsys.readouterr()
     assert "2 runs, 0 of them stored, 2 to run" in out
     assert re.search(r"protocore: 3-cifar100-50-s0 failed: .*--budget", err)
     assert "Missing on S-CIFAR-100, T = 50 (here digits, 2 tasks of 2): 3 a class." in out
     assert re.search(r"\| 1 a class \| +\d+\.\d", out)
+
+    # What is done is kept small, and is not run again where nothing else of it is left.
+    (file,) = (tmp_path / "results" / REPRODUCED).iterdir()
+    (need, _) = needs(EXHIBITS["memory-size"], SMOKE, [0])
+    assert file.stem == folder_of(need.cell, tmp_path).name
+    assert main([*words, "--runs", str(tmp_path / "none"), "--dry-run"]) == 0
+    assert "2 runs, 1 of them stored, 1 to run" in capsys.readouterr().out
+
+
+def test_small_results_of_any_name_serve_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exhibit, grid = EXHIBITS["loss-ablation"], tmp_path / "results" / "some-grid"
+    (grid / "deeper").mkdir(parents=True)
+    cells = {(n.row.key, n.benchmark): n.cell for n in needs(exhibit, SMOKE, [0])}
+    mine = result(flags=dict(cells["contrastive", "cifar100-10"].flags))
+    (grid / "deeper" / "odd name.json").write_text(json.dumps(mine.small()))
+    other = result(flags={**cells["prototypical", "cifar100-10"].flags, "lr": 0.123})
+    (grid / "prototypical-cifar100-10-s0.json").write_text(json.dumps(other.small()))
+    (grid / "damaged.json").write_text("{")
+    words = ["reproduce", "loss-ablation", "--scale", "smoke", "--stored", "--runs", str(tmp_path / "none"),
+             "--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"\| Contrastive +\| 81\.0 +\|", out)
+    assert "- Missing on S-CIFAR-100, T = 10 (here digits, 2 tasks of 4): Prototypical.\n" in out
+    assert "- Missing on S-TinyImageNet, T = 20 (here digits, 2 tasks of 3): every run.\n" in out
+    assert re.search(r"protocore: left out: .*damaged\.json", err)
+    assert not (tmp_path / "results" / REPRODUCED).exists()  # it was kept already
+
+    # Of other data than those that are here it is none; a map needs records, which a small result has not.
+    shelf = Shelf(tmp_path / "results")
+    assert shelf.get(cells["contrastive", "cifar100-10"]) is not None
+    shelf.results = {key: [dataclasses.replace(one, data_digest="other") for one in found]
+                     for key, found in shelf.results.items()}
+    assert shelf.get(cells["contrastive", "cifar100-10"]) is None
+    (need,) = needs(EXHIBITS["tsne"], SMOKE, [0])
+    drawn = Shelf(tmp_path / "maps")
+    drawn.put(need.cell, result(flags=dict(need.cell.flags)))
+    assert Shelf(tmp_path / "maps").get(need.cell) is not None
+    assert plan(EXHIBITS["tsne"], SMOKE, tmp_path, shelf=drawn).results == {}
+
+
+def test_stored_results_are_runs_of_the_tables() -> None:
+    """Whatever the defaults are by now: what the table says of a run is what was run."""
+    known = [need for exhibit in EXHIBITS.values() for need in needs(exhibit, SCALES["fast"], [0, 1, 2])]
+    for path in (Path(__file__).parents[2] / "results" / REPRODUCED).glob("*.json"):
+        one = read_result(path)
+        there = {**one.settings, **one.options}
+        like = [need for need in known if (need.benchmark, need.seed) == (one.benchmark, there["seed"])
+                and need.row.flags["method"] == one.method]
+        now = [(need.cell.flags, {**(c := need.cell.config().to_json())["settings"], **c["options"]}) for need in like]
+        assert any(all(there[name] == config[name] for name in flags) for flags, config in now), path
 
 
 def test_ten_of_ten(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +570,7 @@ def check_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for words in lines:
         assert make_parser(words).parse_args(words).command == "reproduce"
         if "smoke" in words:

@@ -128,6 +128,12 @@ def gather(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return list(runs.values()), left_out
 
 
+def below(folder: Path) -> tuple[list[Run], list[str]]:
+    """The same of one folder, which may hold none, or not be there."""
+    left_out: list[str] = []
+    return (_within(folder, left_out, DEEPEST) if folder.is_dir() else []), left_out
+
+
 def _read(path: Path) -> Run:
     file = path / RESULT if path.is_dir() else path
     data = read_bytes(file, MOST_JSON)

@@ -16,6 +16,7 @@ from protocore.errors import UserError
 if TYPE_CHECKING:
     from protocore.bench.cells import Outcome
     from protocore.bench.cells import Plan as Estimate
+    from protocore.bench.cells.small import Shelf
     from protocore.bench.reproduce.make import Plan
 
 MEASURE = 60.0  # seconds that the list of tables takes at most to measure what runs will take
@@ -47,6 +48,8 @@ def add_reproduce(commands: Any) -> None:
     command.add_argument("--stored", action="store_true", help="run nothing, write the table of what is stored")
     command.add_argument("--runs", default="runs", metavar="FOLDER", help="folder of run folders (default: runs)")
     command.add_argument("--out", metavar="FOLDER", help="where the table goes (default: reproduced/SCALE in --runs)")
+    command.add_argument("--results", type=Path, metavar="FOLDER", help="small results below FOLDER count as stored, "
+                         "those of `protocore compare --results` too; new ones go to FOLDER/reproduced")
     command.add_argument("--data-root", metavar="FOLDER", help="folder of the data sets (else PROTOCORE_DATA)")
     command.set_defaults(do=_reproduce)
 
@@ -55,13 +58,22 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     return _list(arguments) if arguments.name is None else _make(arguments)
 
 
-def _plan(arguments: argparse.Namespace, name: str) -> Plan:
+def _shelf(arguments: argparse.Namespace) -> Shelf | None:
+    from protocore.bench.cells.small import Shelf
+
+    shelf = Shelf(arguments.results) if arguments.results else None
+    for words in shelf.left_out if shelf else ():
+        print(f"protocore: left out: {words}", file=sys.stderr)
+    return shelf
+
+
+def _plan(arguments: argparse.Namespace, name: str, shelf: Shelf | None) -> Plan:
     from protocore.bench.reproduce.make import plan
     from protocore.bench.reproduce.scales import SCALES
 
     chosen = {"only": arguments.only, "benchmarks": arguments.benchmarks} if arguments.name else {}
     return plan(EXHIBITS[name], SCALES[arguments.scale], Path(arguments.runs), seeds=arguments.seeds,
-                root=arguments.data_root, **chosen)
+                root=arguments.data_root, shelf=shelf, **chosen)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -73,7 +85,8 @@ def _list(arguments: argparse.Namespace) -> int:
     from protocore.bench.reproduce.words import left_out_words, list_table
     from protocore.cli.terminal import Terminal
 
-    plans = {name: _plan(arguments, name) for name in EXHIBITS}
+    shelf = _shelf(arguments)
+    plans = {name: _plan(arguments, name, shelf) for name in EXHIBITS}
     scale, runs = SCALES[arguments.scale], Path(arguments.runs)
     todo = list(dict.fromkeys(cell for made in plans.values() for cell in made.todo))
     if todo and not scale.quick:
@@ -94,7 +107,8 @@ def _make(arguments: argparse.Namespace) -> int:
     from protocore.cli.terminal import Terminal
 
     console = Terminal()
-    made = _plan(arguments, arguments.name)
+    shelf = _shelf(arguments)
+    made = _plan(arguments, arguments.name, shelf)
     failed: list[Outcome] = []
     if not arguments.stored:
         time = estimate(made.todo, made.runs, arguments.workers, measure=not made.scale.quick)
@@ -102,7 +116,10 @@ def _make(arguments: argparse.Namespace) -> int:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         if arguments.dry_run:
             return 0
-        outcomes = _run(made, time, arguments)
+        if shelf and made.exhibit.picture != "maps":
+            for cell, result in made.results.items():
+                shelf.put(cell, result)
+        outcomes = _run(made, time, arguments, shelf)
         failed = [outcome for outcome in outcomes if outcome.state == "failed"]
         made = made.and_now(outcomes)
     out = Path(arguments.out or Path(arguments.runs) / "reproduced" / arguments.scale)
@@ -116,15 +133,23 @@ def _make(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _run(made: Plan, time: Estimate, arguments: argparse.Namespace) -> list[Outcome]:
+def _run(made: Plan, time: Estimate, arguments: argparse.Namespace, shelf: Shelf | None) -> list[Outcome]:
     """What is to be run; stopped by Ctrl-C, the same command goes on."""
     from protocore.bench.cells import run_cells
     from protocore.bench.cells.show import Progress
     from protocore.cli.terminal import Terminal
 
+    class Keeping(Progress):
+        """Puts small results on the shelf as they come: what is done is not lost with the rest."""
+
+        def ends(self, outcome: Outcome) -> None:
+            if shelf and outcome.result and made.exhibit.picture != "maps":
+                shelf.put(outcome.cell, outcome.result)
+            super().ends(outcome)
+
     if not made.todo:
         return []
-    with Progress(made.todo, time, Terminal(stderr=True)) as progress:
+    with Keeping(made.todo, time, Terminal(stderr=True)) as progress:
         outcomes = run_cells(made.todo, made.runs, workers=arguments.workers, engine=arguments.engine,
                              address=arguments.address, listener=progress)
     if any(outcome.state == "stopped" for outcome in outcomes):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocore.bench.cells import Cell, Outcome, folder_of, stored
+from protocore.bench.cells.small import Shelf
 from protocore.bench.reproduce import maps, pictures
 from protocore.bench.reproduce.exhibits import Exhibit
 from protocore.bench.reproduce.filling import Filled, fill
@@ -56,8 +57,9 @@ class Plan:
 
 
 def plan(exhibit: Exhibit, scale: Scale, runs: Path, *, seeds: Sequence[int] | None = None, root: str | None = None,
-         only: str | None = None, benchmarks: str | None = None) -> Plan:
-    """What is stored of a table, and what is missing. Seeds that are stored count, whether they are asked for or not.
+         only: str | None = None, benchmarks: str | None = None, shelf: Shelf | None = None) -> Plan:
+    """What is stored of a table, and what is missing. Seeds that are stored count, whether they are asked for or not;
+    a small result on the `shelf` is as good as a run folder.
 
     >>> from pathlib import Path
     >>> from protocore.bench.reproduce.exhibits import EXHIBITS
@@ -71,17 +73,17 @@ def plan(exhibit: Exhibit, scale: Scale, runs: Path, *, seeds: Sequence[int] | N
     asked = chosen([need for need in every if seeds is None or need.seed in seeds], exhibit, only, benchmarks)
     results: dict[Cell, Result] = {}
     for cell in dict.fromkeys(need.cell for need in every):
-        if (result := _stored(exhibit, cell, runs)) is not None:
+        if (result := _stored(exhibit, cell, runs, shelf)) is not None:
             results[cell] = result
     left_out = [benchmark for benchmark in exhibit.benchmarks if not here(scale, benchmark, root)]
     return Plan(exhibit, scale, runs, tuple(every), tuple(asked), results, tuple(left_out))
 
 
-def _stored(exhibit: Exhibit, cell: Cell, runs: Path) -> Result | None:
-    """Of a map also its records, which a result does not vouch for."""
-    if exhibit.picture == "maps" and not RunFolder(folder_of(cell, runs)).records.exists():
-        return None
-    return stored(cell, runs)
+def _stored(exhibit: Exhibit, cell: Cell, runs: Path, shelf: Shelf | None) -> Result | None:
+    """Of a map also its records, which a result does not vouch for and a small one has not."""
+    if exhibit.picture == "maps":
+        return stored(cell, runs) if RunFolder(folder_of(cell, runs)).records.exists() else None
+    return stored(cell, runs) or (shelf.get(cell) if shelf else None)
 
 
 def write(made: Plan, out: Path, words: str) -> list[Path]:
