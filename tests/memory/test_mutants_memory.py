@@ -57,3 +57,13 @@ def test_a_class_that_must_make_room_keeps_a_random_part() -> None:
         stayed[store.images[:, 0, 0, 0].long()] += 1
     assert float(stayed.min()) > 50  # 90 are expected of each, give or take 8
     assert float(stayed.max()) < 130
+
+
+def test_a_class_that_is_forgotten_gives_up_its_room_and_the_others_keep_theirs() -> None:
+    store = ExemplarStore(codec_named("pixels", (1, 4, 4)))
+    filler = BalancedReservoir(store, torch.tensor([2, 3, 5]))
+    filler.offer(torch.zeros(12, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2] * 4))
+    filler.forget(1)
+    assert (filler.room_of([0]), filler.room_of([1])) == (2, 5)
+    filler.offer(torch.zeros(12, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1] * 6))
+    assert store.counts() == {0: 2, 1: 5}

@@ -330,6 +330,24 @@ def test_numbers_follow_the_budget_and_what_is_left_is_what_fewer_would_have_giv
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("widths", [(5, 8), (8, 5)])
+def test_two_memories_of_unequal_width_become_one_of_the_narrower(name, widths):
+    first, second = [0, 1] * 8, [2, 3] * 8
+    mine, other = (exact(name, project=str(width)) for width in widths)
+    mine.learn(task_of(first, images=pictures(first)))
+    other.learn(task_of(first, images=pictures(second, seed=1)))  # numbers of its own
+    mine.method.seen = [0, 1, 2, 3]
+    mine.method.absorb(other.method, {0: 2, 1: 3})
+    both = exact(name, project="5")
+    both.learn(task_of(first, images=pictures(first)))
+    both.learn(task_of(second, images=pictures(second, seed=1)))
+    found, wanted = mine.memory(), both.memory()
+    assert found.keys() == wanted.keys()
+    for key in found.keys() - {"statistics/errors"}:  # each has chosen its penalty on its own pictures
+        torch.testing.assert_close(found[key], wanted[key], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_too_small_a_budget_is_refused_before_anything_is_learned(name):
     with pytest.raises(BudgetError, match="--budget 200 bytes cannot hold 2 classes") as refused:
         learner(name, budget=200).learn(task_of([0, 1] * 8, images=pictures([0, 1] * 8)))

@@ -13,13 +13,18 @@ from protocore.condense.loop import Goals, flat_maps
 from protocore.data.augment import to_float
 from protocore.memory.fill import BalancedReservoir
 from protocore.memory.plan import plan_of
+from protocore.methods import protocore
 from protocore.methods.base import Batch
+from protocore.methods.bcsr import BCSR
+from protocore.methods.csrel import CSReL
+from protocore.methods.ewc import EWC
 from protocore.methods.icarl import SHOWN, ICaRL
 from protocore.methods.ldc import LDC, moments, ridge_map
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.replay import ReplayMethod
 from protocore.methods.pass_ import PASS
 from protocore.methods.protocore import ProtoCore
+from protocore.methods.rm import RainbowMemory
 
 
 def batch_of(task, rows) -> Batch:
@@ -215,3 +220,116 @@ def test_what_is_chosen_is_stored_in_the_order_of_choice_new_ones_and_old_ones_a
     method.replace(pool, chosen, torch.tensor([0, 2]), {})
     assert torch.equal(method.store.images, expected)
     assert method.store.labels.tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def test_more_classes_than_the_table_of_prototypes_looks_at_pictures_still_have_one_each(monkeypatch):
+    monkeypatch.setattr(protocore, "TABLE_IMAGES", 1)
+    mine = learner("protocore", spc=2, exemplars="coded", condense_steps=0)
+    mine.learn(task_of([0, 1] * 6))
+    begin(mine, task_of([2, 3] * 6, seed=1))
+    method = mine.method
+    assert isinstance(method, ProtoCore)
+    first = method.exemplars.at(method.exemplars.first_of_each(1))
+    assert torch.allclose(method.table, method.features_of(to_float(first.images)), atol=1e-6)
+    assert torch.equal(method.table_labels, first.labels)
+
+
+def test_after_a_file_is_taken_up_the_exemplars_in_it_vote(tmp_path):
+    """And not those that this learner had when it predicted before."""
+    one, other = (learner("protocore", spc=2, exemplars="coded", condense_steps=0, neighbours=0.2) for _ in range(2))
+    one.learn(task_of([0, 1] * 6))
+    one.save(tmp_path / "one")
+    other.learn(task_of([0, 1] * 6, seed=1))
+    x = torch.rand(5, 1, 4, 4)
+    before = other.scores(x)
+    other.restore(tmp_path / "one")
+    assert torch.allclose(other.scores(x), one.scores(x), atol=1e-6)
+    assert not torch.allclose(other.scores(x), before, atol=1e-3)
+
+
+def test_in_codec_space_icarl_takes_means_of_new_images_as_the_codec_shows_them():
+    mine = learner("icarl", (1, 8, 8), online=True, spc=2, batch=12, codec="webp:10", replay_space="codec")
+    task = task_of([0, 1] * 6, shape=(1, 8, 8))
+    task.code(mine.through_codec)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, ICaRL)
+    rows = torch.arange(12)
+    method.after_step(batch_of(task, rows))
+    images = method.shown_images()[0]
+    assert torch.equal(images, task.take_coded(rows))
+    assert not torch.equal(images, task.take(rows))
+
+
+def test_an_exemplar_of_csrel_is_stored_with_its_own_reference_loss(monkeypatch):
+    asked = []
+
+    def losses(self, net, pool, rows):
+        """A pixel of the picture for the reference network, which is asked first, and twice that for the others."""
+        asked.append(net)
+        return pool.images(rows)[:, 0, 0, 1].float() * min(len(asked), 2)
+
+    monkeypatch.setattr(CSReL, "losses", losses)
+    mine = learner("csrel", capacity=4, balance="off", epochs=1, ref_epochs=1, proxy_steps=1)
+    mine.learn(task_of([0, 1] * 10))
+    state = mine.memory()
+    assert len(asked) > 2
+    assert state["exemplars/reference"].tolist() == state["exemplars/bytes"][:, 0, 0, 1].tolist()
+
+
+def test_rainbow_memory_counts_votes_for_classes_that_have_come_only():
+    """With a full head an untrained output could win every vote, and all pictures would count as certain."""
+    mine = learner("rm", classes=6, full_head=True)
+    mine.learn(task_of([0, 1] * 6))
+    task = task_of([2, 3] * 6, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, RainbowMemory)
+    pool = Pool(task, method.store, mine.tools)
+    found = []
+    for favour in (0.0, 1e4):
+        assert mine.net.head.bias is not None
+        with torch.no_grad():
+            mine.net.head.bias[5] = favour
+        torch.manual_seed(2)
+        found.append(method.votes(pool, 1))
+    assert float(found[0].max()) > 0
+    assert torch.equal(*found)
+
+
+def test_a_class_that_returns_still_counts_as_old_in_what_ewc_weighs_by_classes(monkeypatch):
+    told = [1.0, 4.0]
+    mine = learner("ewc", merge="share")
+    monkeypatch.setattr(EWC, "_fisher", lambda self, task, rows: {
+        name: torch.full_like(p, told[len(self.known) > 0] * len(rows)) for name, p in self._parameters().items()})
+    mine.learn(task_of([0, 1] * 6))
+    mine.learn(task_of([1, 2] * 6, seed=1))
+    method = mine.method
+    assert isinstance(method, EWC)
+    for name, f in method.fisher.items():
+        if not name.startswith("head."):  # two of three classes were known
+            assert torch.allclose(f, torch.full_like(f, 2 / 3 * 1 + 1 / 3 * 4))
+
+
+def test_candidates_for_the_memory_compete_for_the_room_of_their_own_classes(monkeypatch):
+    """Not for that of older classes, who have no candidates."""
+    asked = []
+    monkeypatch.setattr(BCSR, "ranked", lambda self, h, labels, theta, keep:
+                        asked.append(keep) or torch.arange(len(labels)))
+    mine = learner("bcsr", spc=2, kappa=1.0)
+    mine.learn(task_of([0, 1] * 6))
+    mine.learn(task_of([2, 3] * 6, seed=1))
+    assert asked == [4, 4]
+
+
+def test_in_codec_space_candidates_are_seen_as_the_codec_shows_them():
+    """Stored ones come from its bytes anyway: new ones must not look better than they do."""
+    mine = learner("icarl", (1, 8, 8), codec="webp:10", replay_space="codec")
+    task = task_of([0, 1] * 4, shape=(1, 8, 8))
+    task.code(mine.through_codec)
+    begin(mine, task)
+    method, rows = mine.method, torch.arange(8)
+    assert isinstance(method, Coreset)
+    pool = Pool(task, method.store, mine.tools)
+    assert torch.equal(pool.x(rows), to_float(task.take_coded(rows)))
+    assert not torch.equal(pool.x(rows), to_float(task.take(rows)))
