@@ -33,8 +33,10 @@ from protocore.bench.reproduce.writers import Document, latex, markdown, tex
 from protocore.cli import main, make_parser
 from protocore.config import Settings
 from protocore.data.benchmarks import open_stream
+from protocore.data.stream import Task
 from protocore.errors import DataError, UserError
 from protocore.files import serialise
+from protocore.learn.learner import Learner
 from protocore.memory.ledger import Entry, Ledger
 from protocore.runs.configure import configure
 from protocore.runs.result import Result, Scores, read_result
@@ -307,6 +309,12 @@ def test_missing_numbers_are_dashes_and_are_named(tmp_path: Path) -> None:
     assert "| Contrastive  | **81.5 ± 0.7** (2) | **31.17 ± 0.83** |  +50.3 |" in text
     assert "| Prototypical |   – |" in text
     assert "- Missing on S-TinyImageNet, T = 20: every run, as its data are not here.\n" in text
+    assert "FeCAM" not in text
+
+    write(plan(EXHIBITS["cost-cifar100"], SCALES["fast"], tmp_path), tmp_path / "out", "protocore reproduce")
+    text = (tmp_path / "out" / "cost-cifar100.md").read_text()
+    assert "- FeCAM takes features as they are (`--tukey 1`)" in text
+    assert "| CSReL     |                20 |     – |" in text
 
 
 def test_parts_of_data_sets_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +372,15 @@ def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     listed = capsys.readouterr().out
     for name in EXHIBITS:
         assert re.search(rf"^{name} +\d+ +0 +0 +\d+ +–", listed, re.MULTILINE), name
+
+
+def test_fecam_learns_features_below_0() -> None:
+    """Those of the small network, which has no root of them; the table says so."""
+    (need,) = (n for n in needs(EXHIBITS["main"], SCALES["fast"], [0]) if n.cell.name == "fecam-cifar100-10-s0")
+    learner = Learner.of(need.cell.config(), (3, 32, 32), classes=10)
+    pictures = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)
+    learner.learn(Task.from_arrays(pictures, np.arange(60) % 10))
+    assert "--tukey 1" in SCALES["fast"].notes["fecam"]
 
 
 def test_rows_and_benchmarks_are_chosen() -> None:

@@ -125,7 +125,9 @@ def _lines(filled: Filled, words: str) -> list[str]:
         if len(filled.seeds) > 1 and exhibit.picture != "maps" else f"One run each, seed {seeds.partition(',')[0]}."
     if exhibit.picture != "maps":
         reading += " Best in bold, second best underlined. Δ: ours less the paper's."
+    methods = {row.flags["method"] for row in exhibit.rows}
     return [f"Made by `{words}`. Scale `{scale.name}`: {scale.words}.", reading, *exhibit.notes,
+            *(note for method, note in scale.notes.items() if method in methods),
             f"Paper: {filled.paper.label}, lines {first} to {last} of its source.", *filled.parts, *filled.holes()]
 
 

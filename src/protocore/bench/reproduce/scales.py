@@ -15,7 +15,8 @@ from protocore.errors import UserError
 
 @dataclass(frozen=True)
 class Scale:
-    """`streams`: what stands for a benchmark of the paper (nothing: itself); `methods`: what one has less of."""
+    """`streams`: what stands for a benchmark of the paper (nothing: itself); `methods`: what one has otherwise;
+    `notes`: what is said of it where it is in a table."""
 
     name: str
     words: str
@@ -23,6 +24,7 @@ class Scale:
     seeds: tuple[int, ...]
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
     first_order: int | None = None  # class order of seed 0, the next one that of seed 1; None: as the benchmark has it
     quick: bool = False  # to measure what a run takes would take longer than the run
 
@@ -45,7 +47,9 @@ SCALES = {scale.name: scale for scale in (
           {"preset": "paper"}, (0, 1, 2)),
     Scale("fast", "preset `fast`: all training pictures that are here (of ImageNet-1K at 64 x 64 pixels), a small "
           "network, 10 epochs a task; class orders 1993, 1994 and 1995 with seeds 0, 1 and 2", {"preset": "fast"},
-          (0, 1, 2), first_order=1993),
+          (0, 1, 2), methods={"fecam": {"tukey": 1.0}}, first_order=1993, notes={
+              "fecam": "FeCAM takes features as they are (`--tukey 1`): those of the small network are below 0 too, "
+                       "and have no root."}),
     Scale("smoke", "a minute on the embedded digits, which stand for every benchmark: it shows that the command works, "
           "its numbers mean nothing",
           {"images_per_class": 14, "epochs": 1, "batch": 35, "replay_batch": 16, "width": 8, "precision": "float32"},
