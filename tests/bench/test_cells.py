@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,12 @@ from typing import Any
 import pytest
 
 from protocore.bench.cells import Cell, Listener, Outcome, cells_of, estimate, folder_of, run_cells, stored, unique
-from protocore.bench.cells.measure import Step, scaled
+from protocore.bench.cells.measure import Cost, Step, kept_bytes, scaled
 from protocore.bench.cells.plan import MEASURED, makespan
 from protocore.bench.cells.pool import died, environment_of
-from protocore.bench.cells.slot import LOG
+from protocore.bench.cells.slot import LOG, Job
 from protocore.config import format_bytes
+from protocore.data.benchmarks import open_stream
 from protocore.errors import UserError
 from protocore.files import hold_folder
 from protocore.runs.configure import configure
@@ -194,6 +197,21 @@ def test_slots_share_the_gpus_and_a_killed_worker_says_by_what() -> None:
     assert died(2) == ""
 
 
+def test_a_server_whose_parent_was_killed_ends_without_a_word(tmp_path: Path) -> None:
+    (cell,) = tiny(["finetune"], [0])
+    job = Job(cell.flags, str(tmp_path), str(tmp_path / "log"))
+    server = subprocess.Popen([sys.executable, "-m", "protocore.bench.cells.server"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(job.line())
+    server.stdin.close()
+    server.stdout.close()
+    assert server.stderr is not None
+    assert server.stderr.read() == b""
+    assert server.wait() == 0
+
+
 # -- the plan ----------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +228,9 @@ def test_a_plan_says_what_is_to_do_and_measures_each_kind_once(tmp_path: Path) -
     assert finetune.cost is not None
     assert er.cost is not None
     assert 0 < er.cost.seconds < 60
-    assert er.cost.kept == made.bytes_kept  # to the byte: pixels have one size
+    assert (er.cost.seconds, er.cost.process) == (made.wall_seconds, made.peak_memory_bytes)
+    kept = kept_bytes(cells[1].config(), open_stream(cells[1].config().settings))
+    assert kept == er.cost.kept == made.bytes_kept  # to the byte: pixels have one size
     assert plan.memory is not None
     assert 2 * 10**8 < plan.memory < 4 * 10**9, format_bytes(plan.memory)
     assert plan.seconds > max(finetune.cost.seconds, er.cost.seconds)
@@ -220,6 +240,23 @@ def test_a_plan_says_what_is_to_do_and_measures_each_kind_once(tmp_path: Path) -
     assert estimate(cells, tmp_path, 1, measure=False).kinds[0].cost == finetune.cost
     (tmp_path / MEASURED).write_text('{"x": [')
     assert estimate(cells, tmp_path, 1, measure=False).kinds[0].why == "not measured"
+
+
+def test_a_stored_run_says_what_the_others_take(tmp_path: Path) -> None:
+    """Of any seed and class order, where the plan has it or is told of it; others are measured, once for all orders."""
+    orders = [cell for order in ("natural", "1993", "1994") for cell in tiny(["er"], [0], class_order=order)]
+    made = run(orders[1].config(), folder_of(orders[1], tmp_path))
+    cost = Cost(made.wall_seconds or 0.0, made.peak_memory_bytes, made.bytes_kept)
+    plan = estimate(orders, tmp_path, 1, measure=False)
+    assert (plan.runs, plan.stored, plan.unknown) == (3, 1, 0)
+    assert [kind.cost for kind in plan.kinds] == [cost] * 3
+    assert estimate([orders[0]], tmp_path, 1, measure=False).kinds[0].cost is None
+    assert estimate([orders[0]], tmp_path, 1, measure=False, like=orders).kinds[0].cost == cost
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("protocore.bench.cells.plan._measure", lambda cells, *limits: asked.extend(cells) or [cost])
+        estimate(orders, tmp_path / "none", 1)
+    assert asked == orders[:1]
 
 
 def test_seconds_grow_with_steps_tasks_and_pictures() -> None:

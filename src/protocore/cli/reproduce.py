@@ -89,10 +89,12 @@ def _list(arguments: argparse.Namespace) -> int:
     plans = {name: _plan(arguments, name, shelf) for name in EXHIBITS}
     scale, runs = SCALES[arguments.scale], Path(arguments.runs)
     todo = list(dict.fromkeys(cell for made in plans.values() for cell in made.todo))
+    known = list(dict.fromkeys(cell for made in plans.values() for cell in made.results))
     if todo and not scale.quick:
         print("Measuring what runs take on this machine, for a minute at most...", file=sys.stderr)
-        estimate(todo, runs, arguments.workers, limit_of_all=MEASURE)
-    times = {name: estimate(made.todo, runs, arguments.workers, measure=False) for name, made in plans.items()}
+        estimate(todo, runs, arguments.workers, limit_of_all=MEASURE, like=known)
+    times = {name: estimate(made.todo, runs, arguments.workers, measure=False, like=made.results)
+             for name, made in plans.items()}
     console = Terminal()
     console.print(list_table(scale, plans, times))
     for line in left_out_words(plans.values()):
@@ -111,7 +113,7 @@ def _make(arguments: argparse.Namespace) -> int:
     made = _plan(arguments, arguments.name, shelf)
     failed: list[Outcome] = []
     if not arguments.stored:
-        time = estimate(made.todo, made.runs, arguments.workers, measure=not made.scale.quick)
+        time = estimate(made.todo, made.runs, arguments.workers, measure=not made.scale.quick, like=made.results)
         for line in [*plan_words(made, time), *left_out_words([made])]:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         if arguments.dry_run:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from protocore.bench.cells.measure import Cost
 from protocore.bench.cells.slot import environment_for
 from protocore.errors import DataError, UserError
 from protocore.files import read_json, write_json
+from protocore.runs.folder import RunFolder
+from protocore.runs.result import Result
 from protocore.schema import Fields
 
 MEASURED = ".measured.json"  # in the folder of runs: what a second plan need not measure again
@@ -78,20 +80,33 @@ class Plan:
 
 
 def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: int = 1, measure: bool = True,
-             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL) -> Plan:
-    """Plan a grid; nothing of it is run. Each kind of run is measured once on a machine, within `limit` seconds."""
+             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL, like: Iterable[Cell] = ()) -> Plan:
+    """Plan a grid; nothing of it is run. A run takes what one of another seed or class order took that is stored, of
+    this grid or of the cells in `like`; each other kind is measured once on a machine, within `limit` seconds.
+    """
     by_folder = {folder_of(cell, runs): cell for cell in cells}
     kinds: dict[str, list[tuple[Cell, bool]]] = {}
+    work = {folder: _work(cell, runs) for folder, cell in by_folder.items()}
+    costs: dict[str, Cost | str] = {}
+    todo: dict[str, Cell] = {}
     for folder, cell in by_folder.items():
-        kinds.setdefault(_kind(folder), []).append((cell, stored(cell, runs) is not None))
-    todo = {key: next(cell for cell, is_stored in members if not is_stored)
-            for key, members in kinds.items() if not all(is_stored for _, is_stored in members)}
-    costs = _costs(todo, runs, threads, measure, limit, limit_of_all) if todo else {}
+        result = stored(cell, runs)
+        kinds.setdefault(_kind(folder), []).append((cell, result is not None))
+        if result is None:
+            todo.setdefault(work[folder], cell)
+        else:
+            costs |= _took(work[folder], result)
+    for cell in like:
+        if (name := _work(cell, runs)) in todo and name not in costs and (result := stored(cell, runs)):
+            costs |= _took(name, result)
+    unknown = {name: cell for name, cell in todo.items() if name not in costs}
+    costs |= _costs(unknown, runs, threads, measure, limit, limit_of_all) if unknown else {}
+    of_kind = {_kind(folder): costs.get(name, "not measured") for folder, name in work.items()}
     rows = []
     for key, members in kinds.items():
-        cost, why = (known, "") if isinstance(known := costs.get(key, "not measured"), Cost) else (None, known)
+        cost, why = (known, "") if isinstance(known := of_kind[key], Cost) else (None, known)
         rows.append(Kind(members[0][0].name.rpartition("-s")[0], len(members), sum(done for _, done in members), cost,
-                         why if key in todo else ""))
+                         "" if all(done for _, done in members) else why))
     left = sum(row.cells - row.stored for row in rows)
     at_once = min(workers or workers_here(threads), max(left, 1))
     each = [row.cost.seconds for row in rows if row.cost for _ in range(row.cells - row.stored)]
@@ -104,6 +119,18 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     for one in seconds:
         heapq.heapreplace(free, free[0] + one)
     return max(free)
+
+
+def _work(cell: Cell, runs: Path) -> str:
+    """The same for all runs that differ in their seed and class order only: they have the same to do."""
+    config = cell.config()
+    settings = replace(config.settings, class_order="natural")
+    return _kind(RunFolder.of(runs, replace(config, settings=settings)).path)
+
+
+def _took(name: str, result: Result) -> dict[str, Cost]:
+    """What a stored run took, where it says so."""
+    return {name: Cost(result.wall_seconds, result.peak_memory_bytes, result.bytes_kept)} if result.wall_seconds else {}
 
 
 def _kind(folder: Path) -> str:

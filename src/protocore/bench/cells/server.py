@@ -109,7 +109,8 @@ def serve() -> int:
             elif said:
                 forked.tell(said)
         os.close(forked.cord)
-        os.write(1, (json.dumps({"event": "exit", "code": code}) + "\n").encode())
+        with contextlib.suppress(BrokenPipeError):  # who began it is gone: then its input has ended, too
+            os.write(1, (json.dumps({"event": "exit", "code": code}) + "\n").encode())
     return 0
 
 
