@@ -16,6 +16,7 @@ from protocore.learn.evaluate import evaluate
 from protocore.learn.learner import Learner
 from protocore.learn.loop import Plan, first_is_over, steps_for
 from protocore.learn.room import end_of, window_size
+from protocore.methods.base import Batch
 
 
 @pytest.mark.parametrize(("samples", "epochs", "least", "steps"), [
@@ -120,3 +121,41 @@ def test_in_codec_space_every_test_picture_passes_through_the_codec_once(monkeyp
     assert evaluate(mine, stream, 1, kept) == first
     assert coded == [12]
     assert torch.equal(kept[0], real(torch.from_numpy(marked(labels, shape=shape))))
+
+
+def test_a_window_of_an_online_stream_is_learned_in_the_order_in_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may end inside it, and is measured there: what comes later must not be learned before."""
+    mine, met = learner("er", online=True), []
+    after = mine.method.after_step
+
+    def watched(batch: Batch) -> None:
+        met.extend(batch.rows.tolist())
+        after(batch)
+
+    monkeypatch.setattr(mine.method, "after_step", watched)
+    mine.learn_window(task_of([0, 1] * 10))
+    assert met == list(range(20))
+
+
+def test_a_certificate_asks_for_the_others_without_the_class_before_and_after() -> None:
+    """Else what the class drew to itself would look like something that forgetting has mended."""
+    mine = learner("er")
+    labels = [0, 1, 2] * 8
+    mine.learn(task_of(labels, images=marked(labels)))
+    assert mine.net.head.bias is not None
+    with torch.no_grad():
+        mine.net.head.bias[1] = 1e4
+    found = mine.forget(1)
+    assert found.others_before == found.others_after
+    assert found.others_before is not None
+    assert found.others_before > 0
+
+
+def test_with_its_last_class_a_learner_forgets_how_sure_it_was() -> None:
+    mine = learner("er")
+    mine.learn(task_of([0, 1] * 6))
+    mine.temperature = 3.0
+    mine.forget(0)
+    assert mine.temperature == 3.0
+    mine.forget(1)
+    assert mine.temperature == 1.0

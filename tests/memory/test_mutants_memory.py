@@ -5,7 +5,7 @@ import torch
 
 from protocore.codecs import codec_named
 from protocore.memory.codings import Codings
-from protocore.memory.fill import BalancedReservoir
+from protocore.memory.fill import BalancedReservoir, settle
 from protocore.memory.plan import Horizon, Size
 from protocore.memory.store import ExemplarStore
 
@@ -67,3 +67,16 @@ def test_a_class_that_is_forgotten_gives_up_its_room_and_the_others_keep_theirs(
     assert (filler.room_of([0]), filler.room_of([1])) == (2, 5)
     filler.offer(torch.zeros(12, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1] * 6))
     assert store.counts() == {0: 2, 1: 5}
+
+
+def test_what_stays_within_a_budget_stays_where_it_lay() -> None:
+    """Those of one class apart from those of another: who reads the file in order meets them as they came."""
+    torch.manual_seed(0)
+    store = ExemplarStore(codec_named("webp:90", (3, 16, 16)))
+    store.add(torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8), torch.tensor([0] * 6 + [1] * 6))
+    stored = store.stored(torch.arange(12))
+    assert settle(4000, store, store.tensors)
+    left = store.stored(torch.arange(len(store)))
+    assert 2 < len(left) < 12
+    places = [stored.index(data) for data in left]
+    assert places == sorted(places)
