@@ -22,7 +22,6 @@ from protocore.runs.result import Result, read_result
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/results.md", "docs/backbones.md", "docs/codecs.md", "docs/methods.md", "docs/privacy.md")
-TRAINED = {"folder:photos": 45 * 40}  # pictures to learn from, where a result does not say it
 AIMS = {("CIFAR-100 test", 72): 25.5, ("CIFAR-100 test", 144): 28.5}  # dB that the shipped decoder was to reach
 
 
@@ -155,8 +154,7 @@ def settings_words(r: Result) -> str:
 
 def pictures_a_second(results: list[Result]) -> float:
     """Training pictures over all the time that learning took, the network's passes over them too."""
-    learned = sum(count for r in results if (count := TRAINED.get(r.benchmark, 0) or
-                                             r.classes * (r.settings["images_per_class"] or 500)))
+    learned = sum(r.training_pictures or 0 for r in results)
     return learned / sum(sum(v for part, v in r.seconds.items() if part != "evaluate") for r in results)
 
 

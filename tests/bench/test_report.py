@@ -18,6 +18,7 @@ from protocore.bench.compared import gather
 from protocore.bench.report import exemplars, report
 from protocore.bench.report.axes import counted, log_ticks, nice_top, ticks
 from protocore.bench.report.markup import Html, el, join, text
+from protocore.bench.report.measured import _signed
 from protocore.cli import main
 from protocore.files import serialise
 from reports import HOSTILE, document, several, write
@@ -87,6 +88,14 @@ def test_how_a_number_was_made_names_command_seeds_and_hashes(page: str, source:
     for words in (said["command"], digest, said["data_digest"], *said["files"].values(), "seeds 0, 1, 2"):
         assert words in page, words
     assert str(source) not in page, "no path of the machine"
+
+
+def test_large_numbers_are_words_and_minus_is_a_minus(page: str) -> None:
+    assert re.search(r">\d+(\.\d+)? (mega|giga|tera)<", page)  # FLOPs
+    shown = re.sub(r"<script.*?</script>|base64,[^\"]*", "", page, flags=re.DOTALL)
+    assert not re.search(r">\d\.\d+e\+\d+<", shown)
+    assert not re.search(r"new − old: -", shown)
+    assert _signed(-12.06) == "−12.1"
 
 
 def test_nothing_is_loaded_from_anywhere(page: str) -> None:

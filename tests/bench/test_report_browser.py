@@ -197,6 +197,9 @@ def test_it_prints(browser: Any, page_file: Path) -> None:
         assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", "no ink"
         assert not seen.page.locator("nav").is_visible()
         assert seen.page.pdf(format="A4").startswith(b"%PDF")
+        sign = "getComputedStyle(document.querySelector('.sortable thead button'), '::after').content"
+        assert seen.page.evaluate(sign) in ("none", "normal"), "nothing sorts on paper"
+        assert seen.page.evaluate("getComputedStyle(document.querySelector('.sortable')).fontSize") == "10px"
         shut = "details:not(.evidence):not(.evidence *):not([open])"
         assert seen.page.locator(shut).count() == 0, "on paper nothing can be opened"
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from protocore.bench.compared import Group, Protocol, Spread
+from protocore.bench.costs import flop_words
 from protocore.bench.frontier import winners
 from protocore.bench.report.axes import look, size_word
 from protocore.bench.report.charts import curve, curves_chart
@@ -99,14 +100,14 @@ def bias(protocol: Protocol, link: Link) -> Html:
         old_mean, new_mean = (statistics.fmean(part) for part in (values[:-new], values[-new:]))
         gap = new_mean - old_mean
         title = f"{g.label}: accuracy of each {'class' if of_classes else 'task'} after the last task"
-        said = f"old {old_mean:.1f} %, newest task {new_mean:.1f} %, difference {gap:+.1f}"
+        said = f"old {old_mean:.1f} %, newest task {new_mean:.1f} %, difference {_signed(gap)}"
         chart = bars(title, said, values, [look(0)] * (len(values) - new) + [look(1)] * new, percent=True, names=names,
                      x_title=f"{'class' if of_classes else 'task'}, in order of arrival",
                      lines=[(old_mean, "mean of old")])
-        tag = el("span", f"new − old: {gap:+.1f}", class_="tag")
+        tag = el("span", f"new − old: {_signed(gap)}", class_="tag")
         cards.append(el("figure", el("figcaption", link(g, g.label), tag), chart))
         rows.append((g, old_mean, new_mean, gap))
-    body = [el("tr", el("th", link(g, g.label), scope="row"), numbers([f"{a:.1f}", f"{b:.1f}", f"{gap:+.1f}"]))
+    body = [el("tr", el("th", link(g, g.label), scope="row"), numbers([f"{a:.1f}", f"{b:.1f}", _signed(gap)]))
             for g, a, b, gap in rows]
     heads = ("method", *map(number, ("old classes", "newest task", "difference")))
     words = ("After the last task. A large positive difference says that the newest task pushes the older ones out; a "
@@ -231,8 +232,12 @@ _MORE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (
 
 def _words(value: Spread) -> str:
     if value.mean >= 1e7:
-        return f"{value.mean:.3g}"
+        return flop_words(value.mean)
     return spread(value) if value.mean < 100 else f"{value.mean:,.0f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def _machine(r: Result) -> str:
