@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from PIL import Image
 import protocore
 from field.conftest import TINY, Paint
 from protocore.errors import DataError, HeldError, UserError
+from protocore.field import learning
 from protocore.field.keeper import Keeper
 from protocore.field.report import Interrupted, Report
 from protocore.files import hold_file
@@ -111,6 +113,24 @@ def test_one_class_one_picture_and_a_table(keeper: Keeper, paint: Paint, tmp_pat
     table.write_text("file,label\n" + "".join(f"photos/blue/{k}.png,ocean\n" for k in range(1, 5)))
     assert keeper.learn([table]).new == {"ocean": 4}
     assert keeper.learner.classes_ == ["warm", "green", "ocean"]
+
+
+@pytest.mark.parametrize("settings", [TINY, {"backbone": "mlp", "freeze": "all", "method": "ncm", "image_size": 8}],
+                         ids=["trained", "frozen"])
+def test_classes_that_are_given_in_any_order_are_those_of_the_learner(
+        tmp_path: Path, paint: Paint, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    monkeypatch.setattr(learning, "PART", 4)  # a class may come with a later part than one that is after it by name
+    photos, keeper = paint("photos", "red", "blue", "green", each=6), Keeper.new(tmp_path / "mine.learner", **settings)
+    table = tmp_path / "table.csv"
+    table.write_text("".join(f"photos/{name}/{k}.png,{name}\n" for name in ("red", "green", "blue") for k in range(6)))
+    keeper.learn([table])
+    keeper.learn([paint("more", "yellow") / "yellow"], name="a")  # the file is one that goes on
+    again = Keeper(keeper.path)
+    assert list(again.document.classes) == again.learner.classes_
+    assert sorted(again.document.classes) == ["a", "blue", "green", "red"]
+    assert names_of(again, photos / "green") == ["green"] * 6
+    assert again.forget("green").found == 0
+    assert list(again.show().classes) == again.learner.classes_
 
 
 def test_a_picture_is_learned_once_whatever_its_file_is_called(keeper: Keeper, paint: Paint) -> None:

@@ -117,7 +117,6 @@ class Calibration:
         before = self.best[: max(MOST_BEST - len(best), len(self.best) // 2)]
         return replace(joined, best=_few([*best, *before]))
 
-
     def joined(self, other: Calibration) -> Calibration:
         """What both have seen; neither is older than the other."""
         return Calibration(self.pictures + other.pictures,
@@ -161,6 +160,10 @@ class Document:
         return {"given": dict(self.given), "choice": self.choice,
                 "classes": {name: known.to_json() for name, known in self.classes.items()},
                 "history": [asdict(entry) for entry in self.history], "calibration": asdict(self.calibration)}
+
+    def in_order(self, names: Sequence[str]) -> Document:
+        """With its classes in this order, which is that of the learner's numbers; they must be the same ones."""
+        return replace(self, classes={name: self.classes[name] for name in names})
 
     def learned(self, prints: Mapping[str, Collection[bytes]], skipped: Sequence[Skip], when: str) -> Document:
         """After pictures with these fingerprints were learned, by class."""

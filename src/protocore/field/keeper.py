@@ -104,8 +104,10 @@ class Keeper:
         if self._opened is None or self._opened.stamp != stamp:
             checkpoint = read_checkpoint(self.path)
             document = Document.read(Fields(checkpoint.header.extra, self.path, _WAY_OUT, "extra."))
-            if list(document.classes) != list(checkpoint.header.classes):
+            names = [str(name) for name in checkpoint.header.classes]
+            if document.classes.keys() != set(names):
                 raise DataError(f"{self.path}: damaged, its classes are not those of its learner; {_WAY_OUT}")
+            document = document.in_order(names)
             learner = learner_of(Learner, checkpoint) if checkpoint.header.settings else None
             self._opened = _Opened(document, learner, self._digest(), stamp)
         return self._opened
@@ -135,7 +137,7 @@ class Keeper:
 
     def write(self, learner: Learner, document: Document) -> None:
         """The file anew, which must be ours to change; what stood beside it of unfinished work is of no use then."""
-        learner.save(self.path, {"field": document.to_json()})
+        learner.save(self.path, {"field": document.in_order(learner.class_names).to_json()})
         self.checkpoint.unlink(missing_ok=True)
         self._opened = None
 
