@@ -201,6 +201,17 @@ def test_old_means_follow_a_translation_and_new_ones_are_left_alone(norm):
     torch.testing.assert_close(mine.method.means.get([3])[0], own, atol=1e-5, rtol=1e-5)
 
 
+def test_a_class_that_no_image_is_taken_for_follows_the_images_before_the_attack():
+    torch.manual_seed(5)
+    mine, b, eye = learner(attack_steps=0), torch.randn(D), torch.eye(D)
+    pass_task(mine, task_of([0, 1] * 30), Linear(eye), Linear(eye))
+    method = mine.method
+    near = method.means.get([0])[0]
+    method.means.set([1], (near + 50)[None])  # far from everything: every image is taken for class 0
+    pass_task(mine, task_of([2, 3] * 30, seed=1), Linear(eye), Linear(eye, b))
+    torch.testing.assert_close(method.means.get([0, 1]), torch.stack([near, near + 50]) + b, atol=1e-4, rtol=1e-5)
+
+
 def test_every_class_is_moved_as_if_it_were_the_only_one():
     """Selection is by the prototypes as they were: neither chunks nor the order of the classes matter."""
     torch.manual_seed(6)

@@ -223,6 +223,24 @@ def test_new_outputs_are_masked_or_filled_with_what_they_give_untrained():
         assert all(bool(p.grad.isfinite().all()) for p in mine.net.parameters() if p.grad is not None)
 
 
+def test_what_fills_new_outputs_is_said_by_the_network_as_it_predicts():
+    """With statistics of its own batch it would say something else, and move the running ones."""
+    shape = (1, 8, 8)
+    mine = small_learner("der", shape, capacity=8, logit_dtype="float32", backbone="convnet", width=3, norm="batch")
+    mine.learn(task_of([0, 1] * 8, shape=shape))
+    for name, statistic in mine.net.backbone.named_buffers():
+        if name.endswith("running_mean"):
+            statistic.add_(0.5)  # those of a batch are others
+    running = [b.clone() for b in mine.net.backbone.buffers()]
+    begin(mine, task_of([2, 3] * 8, seed=1, shape=shape))
+    assert all(map(torch.equal, running, mine.net.backbone.buffers()))
+    store = mine.method.memory.store
+    with torch.no_grad():
+        fresh, by_batch = mine.net.eval()(to_float(store.images)), mine.net.train()(to_float(store.images))
+    assert torch.allclose(store.column("logits")[:, 2:], fresh[:, 2:], atol=1e-5)
+    assert not torch.allclose(by_batch[:, 2:], fresh[:, 2:], atol=1e-2)  # or the mode would not matter
+
+
 def test_a_masked_memory_holds_rows_of_every_length():
     mine = learner("derpp", capacity=30, unseen="mask", epochs=1)
     for first in (0, 2, 4):

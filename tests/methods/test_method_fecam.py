@@ -239,6 +239,17 @@ def test_a_shared_covariance_weighs_every_class_alike():
     assert mine.memory()["shared covariance/triangles"].shape == (1, 78)
 
 
+def test_while_the_network_is_trained_a_shared_covariance_holds_nothing_of_what_it_was_before():
+    """A class that is measured anew in a later window does not count among the old ones, too."""
+    mine = learner(covariance="shared", covariance_dtype="float32", online=True, first_windows=3)
+    mine.learn_window(task_of([0, 1, 2] * 8))
+    base, second = mine.method.covariances.get(0), task_of([1, 2] * 9, seed=1)
+    mine.learn_window(second)
+    z, labels = mine.method.task_features(task_of([1, 2] * 9, seed=1))
+    new = [covariance(tukey(z[labels == c].double(), 0.5)) for c in (1, 2)]
+    torch.testing.assert_close(mine.method.covariances.get(0), (base + new[0] + new[1]) / 3, atol=1e-7, rtol=1e-4)
+
+
 def test_one_image_of_a_class_is_enough():
     mine = learner()
     mine.learn(task_of([0, 1, 2] * 8))

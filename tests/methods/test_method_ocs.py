@@ -193,6 +193,21 @@ def test_later_tasks_add_the_affinity_to_the_whole_memory_and_a_replay_loss():
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("reference", "drawn"), [(3, 3), (0, 12), (200, 12)])
+def test_the_exemplars_that_stand_for_the_memory_are_drawn_anew_in_each_step(reference, drawn, monkeypatch):
+    mine = learner(spc=6, reference=reference)
+    mine.learn(task_of([0, 1] * 9)[0])
+    begin(mine, task_of([2, 3] * 9, seed=1)[0])
+    method, asked = picking(mine), []
+    of_memory = method.of_memory
+    monkeypatch.setattr(method, "of_memory", lambda slots: asked.append(slots.tolist()) or of_memory(slots))
+    torch.manual_seed(5)
+    for _ in range(20):
+        method.loss(batch_of([2, 3, 2, 3, 3, 2, 2, 3], first_pass=False))
+    assert [len(set(slots)) for slots in asked] == [drawn] * 20
+    assert {slot for slots in asked for slot in slots} == set(range(12))
+
+
 def test_warm_up_is_the_first_steps_of_the_first_pass():
     mine = learner(warmup=2)
     method = picking(mine)

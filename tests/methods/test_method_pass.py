@@ -189,6 +189,19 @@ def test_a_radius_of_every_task_is_a_mean_over_all_classes(spread, power):
     assert float(mine.method.sigma) == pytest.approx(((2 * expected**power + new) / 3) ** (1 / power), abs=1e-6)
 
 
+def test_a_radius_of_every_task_is_estimated_before_its_classes_count_as_stored():
+    """Afterwards all of them would be known, and none of them measured."""
+    mine, found = learner(radius="every"), []
+    for number, labels in enumerate(([0, 1] * 6, [2, 3, 4] * 6)):
+        task = task_of(labels, seed=number)
+        begin(mine, task)
+        found.append(float(radius(*mine.method.task_features(task))))  # nothing is trained here
+        mine.method.end_task(task)
+        mean = [found[0], ((2 * found[0] ** 2 + 3 * found[-1] ** 2) / 5) ** 0.5][number]
+        assert float(mine.method.sigma) == pytest.approx(mean, rel=1e-5)
+    assert found[0] != pytest.approx(found[1], rel=1e-3)
+
+
 def test_a_first_task_of_single_images_leaves_the_radius_to_the_next():
     mine = learner()
     mine.learn(task_of([0, 1]))
