@@ -18,6 +18,7 @@ from protocore.bench.audit.page import page
 from protocore.cli import main
 from protocore.errors import UserError
 from protocore.field.keeper import Keeper
+from protocore.learn.front import nbytes
 from protocore.learn.learner import Learner
 
 NAMES = ("three", "eight", "nine")  # digits that are easily mistaken
@@ -148,6 +149,8 @@ def test_behind_a_frozen_network_rows_of_numbers_are_kept_and_compared_by_featur
         assert e.alike == pytest.approx(1, abs=1e-3)
     assert result.between is None
     assert next(part.personal for part in result.parts) == "traces"
+    assert next(part.bytes for part in result.parts if part.name == "network") == \
+        nbytes(about.learner.net) + nbytes(about.learner.front)
     text = page(result, about, training)
     assert "6 rows of numbers" in text
     assert "holds no picture to look at" in text

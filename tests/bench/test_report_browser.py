@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocore.bench.compared import gather
+from protocore.bench.report import page as report_page
 from protocore.bench.report import report
 from reports import HOSTILE, document, several, write
 
@@ -18,6 +19,7 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (make browser)")
 ARGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
         "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage")
+STYLE = Path(report_page.__file__).with_name("style.css")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -211,3 +213,21 @@ def test_the_first_stop_of_the_keyboard_leads_to_the_results(browser: Any, page_
         assert seen.page.locator(".skip").bounding_box()["x"] >= 0
         seen.page.keyboard.press("Enter")
         assert seen.page.url.endswith("#main")
+
+
+@pytest.mark.parametrize("width", [900, 1280])
+def test_names_of_what_is_in_a_file_are_not_broken_within_a_word(browser: Any, tmp_path: Path, width: int) -> None:
+    words = "numbers over classes or all of them, counters, means, how features vary " * 3
+    rows = "".join(f"<tr><th scope=row>{name}</th><td class=n>60.8 KB</td><td>{words}</td><td>only of many together"
+                   "</td></tr>" for name in ("prototypes", "shared covariance", "fingerprints"))
+    (tmp_path / "page.html").write_text(f"<style>{STYLE.read_text()}</style><main><div class=scroll><table class=rooms>"
+                                        f"<tbody>{rows}</tbody></table></div></main>")
+    with Seen(browser, tmp_path / "page.html", {"width": width, "height": 900}) as seen:
+        lines = seen.page.evaluate("""[...document.querySelectorAll('th')].map(cell => {
+            const range = document.createRange(), text = cell.firstChild;
+            return text.data.split(' ').map((word, k, all) => {
+                const start = all.slice(0, k).join(' ').length + (k > 0);
+                range.setStart(text, start);
+                range.setEnd(text, start + word.length);
+                return range.getClientRects().length; }); }).flat()""")
+    assert lines == [1] * 4

@@ -182,6 +182,16 @@ def test_the_page_asks_nobody_else_and_the_document_describes_every_route(keeper
         ("get", "/api/jobs/{id}"), ("post", "/api/predict"), ("get", "/api/file")}
 
 
+def test_none_of_the_classes_is_offered_where_its_rate_can_be_promised(keeper: Keeper, paint: Paint) -> None:
+    asked = next((paint("held", "red", each=1) / "red").iterdir()).read_bytes()
+    for each, enough in ((8, False), (64, True)):
+        keeper.learn([paint(f"photos {each}", "red", "blue", "green", each=each)])
+        with client_of(keeper.path) as client:
+            assert client.get("/api/learner").json()["rejects"] is enough
+            answer = client.post("/api/predict?unknown=0.05", content=asked)
+        assert answer.status_code == (200 if enough else 409)
+
+
 def test_a_frozen_networks_memory_is_numbers_and_no_pictures() -> None:
     learner = protocore.Learner("er", (3, 1, 1), spc=2, backbone="mlp", width=8, steps=2, threads=1)
     learner.partial_fit(np.zeros((4, 3, 1, 1), np.uint8), ["a", "a", "b", "b"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,17 +83,23 @@ def test_classes_come_are_asked_about_and_go_and_a_reload_shows_the_same(
     with Server(keeper.path) as server, Seen(browser, server.url) as seen:
         page = seen.page
         assert "learned nothing yet" in page.inner_text("#about")
+        page.set_input_files("#ask-file", held / "red" / "0.png")
+        page.locator("#ask-words", has_text="It has learned nothing yet, so it cannot tell.").wait_for()
+        seen.errors = [words for words in seen.errors if "409" not in words]
         seen.add("red", photos / "red")
         seen.add(HOSTILE, photos / "blue")
         (tmp_path / "broken.png").write_bytes(b"no picture")
         seen.card("red").locator("input[multiple]").set_input_files([tmp_path / "broken.png"])
         page.locator("#toasts p", has_text="broken.png: no picture that can be read").wait_for()
         seen.errors = [words for words in seen.errors if "415" not in words]  # chromium's own line of a refusal
-        assert page.inner_text("#tray-words") == "12 new pictures wait to be learned"
+        page.locator("#tray-words", has_text="12 new pictures wait to be learned").wait_for()
         page.click("#learn")
         page.locator("#jobs p.done", has_text="Learned in").wait_for()
         assert "6 pictures" in seen.card("red").locator(".counts").inner_text()
-        page.wait_for_function("[...document.images].every(i => i.hidden || i.complete && i.naturalWidth === 32)")
+        until = time.monotonic() + 60
+        while not page.evaluate("[...document.querySelectorAll('.thumbs img')].every(i => i.naturalWidth === 32)"):
+            assert time.monotonic() < until
+            page.wait_for_timeout(50)
         assert seen.card("red").locator(".thumbs img").count() > 0
         used = int(page.get_attribute("#gauge", "aria-valuenow"))
         assert 0 < used <= 16_000 == int(page.get_attribute("#gauge", "aria-valuemax"))
@@ -183,6 +190,20 @@ def test_it_fits_the_window_and_the_camera_asks(browser: Any, filled: str, tmp_p
         assert page.locator("#classes > li").count() == 5, "Escape forgets nothing"
         page.screenshot(path=tmp_path / "page.png", full_page=True)
         assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_a_class_that_is_added_before_the_server_has_answered_is_there_then(browser: Any, tmp_path: Path) -> None:
+    keeper = Keeper.new(tmp_path / "mine.learner", **SMALL)
+    with Server(keeper.path) as server, Seen(browser, server.url) as seen:
+        waiting: list[Any] = []
+        seen.page.route("**/api/learner", lambda route: waiting.append(route))
+        seen.page.reload()
+        seen.page.fill("#new-name", "red")
+        seen.page.click("#new button")
+        for route in waiting:
+            route.continue_()
+        seen.page.unroute("**/api/learner")
+        seen.card("red").wait_for()
 
 
 def test_a_page_whose_server_is_gone_says_so(browser: Any, tmp_path: Path) -> None:

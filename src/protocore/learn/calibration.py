@@ -53,6 +53,12 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> fl
     return float(gap.abs().sum() / max(len(right), 1))
 
 
+def below(rate: float, held_out: int) -> int:
+    """How many of the held-out pictures may lie below the threshold, so that the rate holds for the next one too; where
+    there is none, the rate cannot be promised."""
+    return int(rate * (held_out + 1))
+
+
 def threshold_for(best: Sequence[float], rate: float) -> float:
     """The score below which a picture is called unknown, so that of known ones only this share is.
 
@@ -62,7 +68,7 @@ def threshold_for(best: Sequence[float], rate: float) -> float:
     if not 0 < rate < 1:
         raise UserError(f"--unknown {rate:g} must be more than 0 and less than 1: the share of known pictures that may "
                         "be called unknown")
-    count = int(rate * (len(best) + 1))  # of them may lie below: so the rate holds for the next picture too
+    count = below(rate, len(best))
     if not count:
         least = f"; give at least {math.ceil(1000 / (len(best) + 1)) / 1000}" if best else ""
         raise UserError(f"--unknown {rate:g} cannot be promised: it needs {int(1 / rate):,} held-out pictures, and "

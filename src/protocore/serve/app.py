@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 
 from protocore.errors import UserError, shown
 from protocore.field.sources import class_name
+from protocore.learn.calibration import below
 from protocore.serve.jobs import Job, Jobs, unknown_job
 from protocore.serve.models import Added, Answer, Chance, Dropped, Kind, Problem, State, Work
 from protocore.serve.spool import MOST_PICTURE, Full, Spool
@@ -25,6 +26,7 @@ from protocore.version import __version__
 
 PAGE = Path(__file__).with_name("page")
 CHUNK = 1 << 20
+RATE = 0.05  # of known pictures that the page may call unknown
 DESCRIPTION = """A learner's file, for programs. Pictures are sent as they are, one a request, as the body; they wait on
 disk until `POST /api/learn`. One job works at a time, others queue. Nothing here asks another host."""
 Name = Annotated[str, InPath(description="A class; percent-encoded, also its slashes.", min_length=1, max_length=200)]
@@ -208,8 +210,8 @@ def _state(view: View, spool: Spool, jobs: Jobs) -> State:
     kinds += [_kind(name, waiting, jobs) for name in sorted({*waiting, *spool.taken()} - shown.classes.keys())]
     return State(file=shown.path.name, version=version, method=shown.method, backbone=shown.backbone,
                  image_size=shown.image_size, choice=shown.choice, budget=shown.budget, kept=shown.kept,
-                 network=shown.network, file_bytes=shown.file_bytes, rejects=shown.held_out > 0, classes=kinds,
-                 jobs=[_work(job) for job in jobs.all()], most_bytes=MOST_PICTURE)
+                 network=shown.network, file_bytes=shown.file_bytes, rejects=below(RATE, shown.held_out) > 0,
+                 classes=kinds, jobs=[_work(job) for job in jobs.all()], most_bytes=MOST_PICTURE)
 
 
 def _kind(name: str, waiting: Mapping[str, int], jobs: Jobs, **known: Any) -> Kind:

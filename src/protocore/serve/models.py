@@ -55,7 +55,7 @@ class State(BaseModel):
     kept: int = Field(description="Bytes of it that are used.")
     network: int = Field(description="Bytes of the network, which the budget does not count.")
     file_bytes: int
-    rejects: bool = Field(description="Whether `unknown` can be asked for: pictures were held out.")
+    rejects: bool = Field(description="Whether `unknown=0.05` can be promised: enough pictures were held out.")
     classes: list[Kind]
     jobs: list[Work] = Field(description="Those that run or wait, and the last ones that are over; oldest first.")
     most_bytes: int = Field(description="Bytes that one picture may have.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocore.bench.audit.reading import Subject
 from protocore.config import plural
 from protocore.field.document import PRINT, WEAK
+from protocore.learn.front import nbytes
 from protocore.learn.learner import Learner
 from protocore.memory.ledger import HEADER
 from protocore.memory.store import ExemplarStore
@@ -78,7 +79,7 @@ def _statistics(about: Subject, name: str, kind: str, size: int) -> Part:
 
 
 def _network(learner: Learner) -> Part:
-    size = sum(t.nbytes for t in learner.net.state_dict().values())
+    size = sum(nbytes(net) for net in (learner.net, learner.front) if net is not None)
     if not learner.images_learned:
         return Part("network", size, "weights that were not trained on these pictures", "none")
     return Part("network", size, "weights that were trained on the pictures. No picture is stored in them, but a "

@@ -36,6 +36,8 @@ function bytes(count) {
 
 const plural = (n, word) => n.toLocaleString("en") + " " + (n === 1 ? word : word + (word.endsWith("s") ? "es" : "s"));
 
+const sentence = (words) => words && words[0].toUpperCase() + words.slice(1) + ".";
+
 // -- what is there
 
 async function look() {
@@ -56,7 +58,7 @@ function draw() {
   document.title = $("file").textContent = state.file;
   const learned = state.method !== null;
   $("about").textContent = learned
-    ? `${state.method} on ${state.backbone}, pictures of ${state.image_size} × ${state.image_size}. ${state.choice}`
+    ? `${state.method} on ${state.backbone}, pictures of ${state.image_size} × ${state.image_size}. ${sentence(state.choice)}`
     : "It has learned nothing yet. Give two classes or more some pictures each, then learn them.";
   $("memory").hidden = !learned;
   const share = state.budget ? Math.min(state.kept / state.budget, 1) : 0;
@@ -255,7 +257,8 @@ async function ask(file) {
   } catch (error) {
     if (turn !== asked) return;
     $("bars").replaceChildren();
-    $("ask-words").textContent = error instanceof TypeError ? "The server does not answer." : error.message;
+    $("ask-words").textContent = error instanceof TypeError ? "The server does not answer." :
+      state && state.method === null ? "It has learned nothing yet, so it cannot tell." : error.message;
   }
 }
 
@@ -317,12 +320,14 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const kind of ["dragover", "drop"]) { // a picture that misses must not replace the page
     document.addEventListener(kind, (event) => event.preventDefault());
   }
-  $("new").addEventListener("submit", (event) => {
+  $("new").addEventListener("submit", async (event) => {
     event.preventDefault();
     const name = $("new-name").value.trim().normalize("NFC");
-    if (!name || !state) return;
-    if (!state.classes.some((kind) => kind.name === name)) wanted.add(name);
+    if (!name) return;
+    wanted.add(name); // one that is there already is taken out again
     $("new-name").value = "";
+    if (!state) await look(); // the server has not answered yet
+    if (!state) return;
     draw();
     const card = [...$("classes").children].find((item) => item.dataset.name === name);
     card.scrollIntoView({ block: "nearest" });
