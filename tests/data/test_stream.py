@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protocore.config import Settings
 from protocore.data import stream as stream_module
-from protocore.data.benchmarks import BENCHMARKS, benchmark_named, open_stream
+from protocore.data.benchmarks import BENCHMARKS, benchmark_named, open_stream, validation
 from protocore.data.images import ArrayImages, Images, ImageSet
 from protocore.data.orders import class_order
 from protocore.data.stream import Stream, Task
@@ -138,6 +138,18 @@ def test_validation_images_are_the_last_of_each_class_and_no_test_image() -> Non
             assert torch.equal(shown, mine[count - len(shown):])
             assert torch.equal(kept[rest.labels == label], mine[: count - len(shown)])
         rest.close()
+
+
+def test_of_a_class_with_few_images_one_is_held_for_validation_all_the_same() -> None:
+    labels = shuffled_labels([40, 3, 2])
+    learned, held = validation(image_set(labels, 3), 10)
+    assert np.bincount(learned.labels).tolist() == [36, 2, 1]
+    assert np.bincount(held.labels).tolist() == [4, 1, 1]
+    assert len({"digest", learned.digest, held.digest}) == 3
+    rows = [classes_and_rows(torch.from_numpy(part.images.take(np.arange(len(part.labels)))))[1]
+            for part in (learned, held)]
+    assert rows[1] == sorted(row for c, n in enumerate((4, 1, 1)) for row in np.flatnonzero(labels == c)[-n:].tolist())
+    assert sorted(rows[0] + rows[1]) == list(range(45))
 
 
 def test_blurry_tasks_hold_that_share_of_other_classes() -> None:

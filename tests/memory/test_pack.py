@@ -1005,6 +1005,17 @@ def test_merging_with_itself_changes_nothing_but_counters(make, data, codec):
     assert all(torch.equal(again.tensors[k], 2 * pack.tensors[k]) for k in counters)
 
 
+def test_one_picture_in_two_classes_is_an_exemplar_of_both(make):
+    """Only what is the same picture of the same class is there once."""
+    store, picture = ExemplarStore(Pixels(SHAPE)), pictures(1)
+    store.add(picture, torch.tensor([0]))
+    other = ExemplarStore(Pixels(SHAPE))
+    other.add(picture.repeat(2, 1, 1, 1), torch.tensor([0, 1]))
+    merged = merge(make(store.tensors()), make(other.tensors()))
+    assert merged.tensors["exemplars/labels"].tolist() == [0, 1]
+    assert torch.equal(merged.tensors["exemplars/bytes"], picture.repeat(2, 1, 1, 1))
+
+
 def test_the_classes_of_averaged_prototypes_are_told(make):
     a = make(prototypes_of([0, 1, 2], 1), names=["ant", "bee", "cat"])
     b = make(prototypes_of([0, 1], 2), names=["cat", "ant"])

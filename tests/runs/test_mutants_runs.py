@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from protocore.data.stream import Stream
+from protocore.learn.evaluate import Row
+from protocore.learn.learner import Learner
 from protocore.methods.base import Batch
 from protocore.methods.er import ER
+from protocore.runs import job
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 
@@ -28,3 +32,22 @@ def test_after_a_measurement_inside_a_window_the_network_goes_on_in_training_mod
     assert len(result.class_incremental.R) == 3  # two of the rows were measured inside the one window
     assert len(modes) == 9
     assert all(modes)
+
+
+def test_online_what_takes_no_steps_any_more_is_measured_where_each_task_ends(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows end with the tasks here: a row that waits for the next window would be that of a learner of more."""
+    measured: list[tuple[int, int]] = []
+    evaluate = job.evaluate
+
+    def watched(learner: Learner, stream: Stream, tasks: int, kept: dict[int, Tensor]) -> Row:
+        measured.append((tasks, len(learner.method.seen)))
+        return evaluate(learner, stream, tasks, kept)
+
+    monkeypatch.setattr(job, "evaluate", watched)
+    config = configure({"method": "fecam", "benchmark": "digits", "online": True, "online_window": 40,
+                        "first_windows": 1, "images_per_class": 20, "batch": 10, "backbone": "mlp", "width": 8,
+                        "tasks": 4, "augment": "none", "threads": 1})
+    result = run(config, tmp_path)
+    assert measured == [(1, 2), (2, 4), (3, 6), (4, 8)]
+    assert [len(row) for row in result.class_incremental.R] == [1, 2, 3, 4]
