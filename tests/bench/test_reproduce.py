@@ -19,7 +19,10 @@ import pytest
 import torch
 from PIL import Image
 
+from protocore.bench.cells import Plan as Estimate
 from protocore.bench.cells import folder_of, run_cells
+from protocore.bench.cells.measure import Cost
+from protocore.bench.cells.plan import START, Kind
 from protocore.bench.cells.small import REPRODUCED, Shelf
 from protocore.bench.paper import printed
 from protocore.bench.reproduce import filling, make, maps
@@ -29,6 +32,7 @@ from protocore.bench.reproduce.make import plan, write
 from protocore.bench.reproduce.measures import MEASURES, shape
 from protocore.bench.reproduce.scales import SCALES, chosen, needs
 from protocore.bench.reproduce.sheets import Heading, Number, Sheet, sheets_of
+from protocore.bench.reproduce.words import time_words, usual_seconds
 from protocore.bench.reproduce.writers import Document, latex, markdown, tex
 from protocore.cli import main, make_parser
 from protocore.config import Settings
@@ -246,6 +250,20 @@ def test_markdown_by_hand() -> None:
 """
 
 
+def test_what_nobody_measured_is_guessed_by_the_mean_of_its_benchmark() -> None:
+    kinds = (Kind("er-a", 1, 0, Cost(100.0, 1), benchmark="a"), Kind("ldc-a", 2, 1, Cost(300.0, 1), benchmark="a"),
+             Kind("rm-a", 1, 0, None, benchmark="a"), Kind("er-b", 1, 0, None, benchmark="b"))
+    plan, fast = Estimate(kinds, 1, 405.0), SCALES["fast"]
+    usual = usual_seconds([], [plan])
+    assert usual == {"a": 200.0}
+    assert plan.guess(usual) is None
+    assert time_words(plan, fast, usual) == "7 min + 2 not measured"
+    assert plan.guess(usual | {"b": 50.0}) == 100 + 300 + 200 + 50 + START
+    assert time_words(plan, fast, usual | {"b": 3600.0}) == "70 min, 2 of 4 guessed"
+    assert time_words(Estimate(kinds[3:], 1, 0.0), fast, usual) == "not measured"
+    assert time_words(Estimate(kinds[:2], 1, 405.0), fast, usual) == "7 min"
+
+
 def test_latex_by_hand() -> None:
     text = latex(Document("main", "A title", [SHEET], ["`--codec` costs 5 %."]))
     assert r"""\begin{tabular}{llrrr}
@@ -254,9 +272,9 @@ def test_latex_by_hand() -> None:
 \cmidrule(lr){3-5}
 type & method & ours & paper & $\Delta$ \\
 \midrule
-Replay & DER++ & \textbf{40.3}{\scriptsize $\pm$0.5} & $23.35${\scriptsize $\pm$0.22} & $+16.9$ \\
+Replay & DER++ & \textcolor{red}{\textbf{40.3}}{\scriptsize $\pm$0.5} & $23.35${\scriptsize $\pm$0.22} & $+16.9$ \\
 \midrule
-Ours & Proto\_Core & \underline{38.0} & -- & -- \\
+Ours & Proto\_Core & \textcolor{blue}{\underline{\textbf{38.0}}} & -- & -- \\
 \bottomrule
 \end{tabular}""" in text
     assert r"\item \texttt{-{}-codec} costs 5 \%." in text

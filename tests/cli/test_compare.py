@@ -18,10 +18,11 @@ import pytest
 from rich.console import Console
 
 from protocore.bench.cells import Cell, Outcome, Plan, folder_of
+from protocore.bench.cells.engine import Told
 from protocore.bench.cells.grid_file import read_grid
 from protocore.bench.cells.measure import Cost
-from protocore.bench.cells.plan import Kind
-from protocore.bench.cells.show import Progress, duration
+from protocore.bench.cells.plan import UNMEASURED, Kind
+from protocore.bench.cells.show import Progress, duration, plan_table, reasons
 from protocore.bench.cells.small import REPRODUCED, kept
 from protocore.cli import main
 from protocore.cli.compare import _end
@@ -158,6 +159,36 @@ def test_progress_counts_and_says_the_time_that_is_left(tmp_path: Path, monkeypa
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "failed: quick-s0; no room; its log: log.txt (1 of 3 done, 1 failed, about 60 s left)\n" in said
     assert [duration(s) for s in (0.2, 89, 120, 7200, 400_000)] == ["1 s", "89 s", "2 min", "2.0 h", "4.6 days"]
+
+
+def test_a_run_that_goes_on_is_said_to(tmp_path: Path) -> None:
+    console, cell = Console(file=io.StringIO(), width=100, force_terminal=False), Cell({"method": "er"}, "er")
+    with Progress([cell], Plan((Kind("er", 1, 0, None),), 1, 0.0), console) as progress:
+        Told(progress).event(cell, {"event": "begins", "goes_on": True})
+        assert progress.shares == {"er-s0": 0.0}
+        Told(progress).event(cell, {"event": "begins", "goes_on": False})
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said == "goes on: er-s0, from its checkpoint\nbegins: er-s0\n"
+
+
+def test_why_a_time_is_not_known_is_told_once_and_whole() -> None:
+    why = f"looked for its files in {'d' * 120}/, which does not exist. Say where they are with --data-root DIR"
+    kinds = [Kind(f"er-{i}", 1, 0, None, why) for i in range(8)] + [Kind("ldc", 1, 0, None, UNMEASURED)]
+    plan = Plan(tuple(kinds), 1, 0.0)
+    assert reasons(plan) == [f"Not known: er-0, er-1, er-2, er-3, er-4, er-5 and 2 more. {why}"]
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    console.print(plan_table(plan))
+    assert "looked for" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_an_address_without_ray_is_told_before_anything_is_planned(tmp_path: Path,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    runs = str(tmp_path / "runs")
+    for words in (["compare", "--methods", "er"], ["reproduce", "main", "--scale", "smoke"]):
+        assert main([*words, "--runs", runs, "--address", "ray://head:10001", "--dry-run"]) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert "add --engine ray, or leave it out" in err
 
 
 GOOD = 'methods = ["er"]\nbenchmarks = ["digits"]\n'

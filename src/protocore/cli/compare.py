@@ -76,21 +76,19 @@ def _add_options(compare: Parser, words: Sequence[str]) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from protocore.bench.cells import estimate, run_cells
-    from protocore.bench.cells.show import Progress, grid_table, plan_table, plan_words
+    from protocore.bench.cells import check_engine, estimate, run_cells
+    from protocore.bench.cells.show import Progress, grid_table, plan_table, plan_words, reasons
     from protocore.bench.cells.small import keep, split
     from protocore.cli.terminal import Terminal
 
     flags = {k: v for k, v in vars(arguments).items() if k not in _OWN and v is not None}
     threads = int(flags["threads"]) if str(flags.get("threads", "")).isdecimal() else 1
+    address = getattr(arguments, "address", None)
+    check_engine(arguments.engine, address)
     cells, runs, folder = _cells(arguments, flags), Path(arguments.runs), getattr(arguments, "results", None)
     for cell in cells:  # a mistake should not wait for its turn
         cell.config()
     kept, rest = split(cells, folder) if folder else ([], cells)
-    if arguments.engine == "ray":
-        from protocore.bench.cells.ray_engine import check_ray
-
-        check_ray()
     plan = estimate(rest, runs, arguments.workers, threads=threads, measure=not arguments.no_measure)
     console, said = Terminal(), Terminal(stderr=True)
     if not (arguments.quiet or arguments.json):
@@ -98,7 +96,8 @@ def _compare(arguments: argparse.Namespace) -> int:
             console.print(plan_table(plan))
         if kept:
             console.print(f"{len(kept)} more are kept in {folder}.", highlight=False, markup=False)
-        console.print(plan_words(plan), highlight=False, markup=False)
+        for line in (*reasons(plan), plan_words(plan)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     if arguments.dry_run:
         if arguments.json:
             print(json.dumps({"plan": _plan(plan)}))
@@ -118,8 +117,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     with Keeping(rest, plan, said) as progress:
         outcomes = run_cells(rest, runs, workers=arguments.workers, engine=arguments.engine, threads=threads,
-                             listener=progress, every=arguments.checkpoint_seconds,
-                             address=getattr(arguments, "address", None))
+                             listener=progress, every=arguments.checkpoint_seconds, address=address)
     outcomes = kept + outcomes
     if arguments.json:
         print(json.dumps({"plan": _plan(plan), "runs": [_told(outcome, runs) for outcome in outcomes]}))

@@ -88,7 +88,8 @@ def _list(arguments: argparse.Namespace) -> int:
     shelf = _shelf(arguments)
     plans = {name: _plan(arguments, name, shelf) for name in EXHIBITS}
     scale, runs = SCALES[arguments.scale], Path(arguments.runs)
-    todo = list(dict.fromkeys(cell for made in plans.values() for cell in made.todo))
+    # From the end of each table: its last rows are quick to measure, and of each benchmark something should be known.
+    todo = list(dict.fromkeys(cell for made in plans.values() for cell in reversed(made.todo)))
     known = list(dict.fromkeys(cell for made in plans.values() for cell in made.results))
     if todo and not scale.quick:
         print("Measuring what runs take on this machine, for a minute at most...", file=sys.stderr)
@@ -103,11 +104,12 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from protocore.bench.cells import estimate
+    from protocore.bench.cells import check_engine, estimate
     from protocore.bench.reproduce.make import write
     from protocore.bench.reproduce.words import left_out_words, plan_words
     from protocore.cli.terminal import Terminal
 
+    check_engine(arguments.engine, arguments.address)
     console = Terminal()
     shelf = _shelf(arguments)
     made = _plan(arguments, arguments.name, shelf)

@@ -6,8 +6,8 @@
 """
 
 from protocore.bench.cells.cell import Cell, cells_of, folder_of, stored, unique
-from protocore.bench.cells.engine import ENGINES, Listener, Outcome, run_cells
+from protocore.bench.cells.engine import ENGINES, Listener, Outcome, check_engine, run_cells
 from protocore.bench.cells.plan import Plan, estimate
 
-__all__ = ["ENGINES", "Cell", "Listener", "Outcome", "Plan", "cells_of", "estimate", "folder_of", "run_cells", "stored",
-           "unique"]
+__all__ = ["ENGINES", "Cell", "Listener", "Outcome", "Plan", "cells_of", "check_engine", "estimate", "folder_of",
+           "run_cells", "stored", "unique"]

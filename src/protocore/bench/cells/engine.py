@@ -35,6 +35,10 @@ class Listener:
     """Who is told how a grid goes on; what a subclass leaves out is not said. Calls come one at a time."""
 
     def begins(self, cell: Cell) -> None: ...
+    def goes_on(self, cell: Cell) -> None:
+        """It begins where another process left it."""
+        self.begins(cell)
+
     def share(self, cell: Cell, share: float) -> None: ...
     def waits(self, cell: Cell) -> None: ...
     def ends(self, outcome: Outcome) -> None: ...
@@ -51,6 +55,10 @@ class Told(Listener):
     def begins(self, cell: Cell) -> None:
         with self.lock:
             self.listener.begins(cell)
+
+    def goes_on(self, cell: Cell) -> None:
+        with self.lock:
+            self.listener.goes_on(cell)
 
     def share(self, cell: Cell, share: float) -> None:
         with self.lock:
@@ -76,7 +84,7 @@ class Told(Listener):
         """What a worker says."""
         kind = event.get("event")
         if kind == "begins":
-            self.begins(cell)
+            (self.goes_on if event.get("goes_on") else self.begins)(cell)
         elif kind == "waits":
             self.waits(cell)
         elif kind == "share":
@@ -90,14 +98,7 @@ def run_cells(cells: Sequence[Cell], runs: Path, *, workers: int = 0, engine: st
     A failed cell does not stop the others. Ctrl-C lets the running ones write their checkpoints and ends; called again,
     finished cells are not run again and begun ones go on. `workers` 0: as many as the machine has room for.
     """
-    if engine not in ENGINES:
-        raise UserError(f"--engine {shown(engine)}: choose one of {', '.join(ENGINES)}")
-    if address is not None and engine != "ray":
-        raise UserError("--address is the address of a Ray cluster: add --engine ray, or leave it out")
-    if engine == "ray":
-        from protocore.bench.cells.ray_engine import check_ray
-
-        check_ray()
+    check_engine(engine, address)
     told = Told(listener)
     # All are configured before the first is run: a mistake should not wait for its turn.
     folders = {cell: folder_of(cell, runs) for cell in cells}
@@ -122,6 +123,18 @@ def run_cells(cells: Sequence[Cell], runs: Path, *, workers: int = 0, engine: st
             made = run_in_pool(todo, runs, workers or workers_here(threads), threads, every, told)
         outcomes |= made
     return [_as(outcomes[folders[cell]], cell) for cell in cells]
+
+
+def check_engine(engine: str, address: str | None = None) -> None:
+    """What is wrong with these words, before anything is planned or measured."""
+    if engine not in ENGINES:
+        raise UserError(f"--engine {shown(engine)}: choose one of {', '.join(ENGINES)}")
+    if address is not None and engine != "ray":
+        raise UserError("--address is the address of a Ray cluster: add --engine ray, or leave it out")
+    if engine == "ray":
+        from protocore.bench.cells.ray_engine import check_ray
+
+        check_ray()
 
 
 def _as(outcome: Outcome, cell: Cell) -> Outcome:

@@ -28,6 +28,7 @@ from protocore.schema import Fields
 MEASURED = ".measured.json"  # in the folder of runs: what a second plan need not measure again
 LIMIT = 30.0  # seconds that measuring one kind of run may take
 LIMIT_OF_ALL = 180.0
+UNMEASURED = "not measured"  # why the time of a run is not known where nobody asked for it
 START = 5.0  # seconds, about, until a worker has loaded the library; the cells after its first begin at once
 
 
@@ -40,6 +41,7 @@ class Kind:
     stored: int
     cost: Cost | None
     why: str = ""
+    benchmark: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ class Plan:
     def unknown(self) -> int:
         """Cells to run of which nobody knows how long they take."""
         return sum(kind.cells - kind.stored for kind in self.kinds if kind.cost is None)
+
+    def guess(self, usual: Mapping[str, float]) -> float | None:
+        """`seconds` with those of the unknown cells: what is `usual` on their benchmark; None where that is not known.
+        """
+        each = [(kind.cost.seconds if kind.cost else usual.get(kind.benchmark), kind.cells - kind.stored)
+                for kind in self.kinds if kind.cells > kind.stored]
+        known = [seconds for seconds, count in each if seconds is not None for _ in range(count)]
+        return makespan(known, self.workers) + START if len(known) == self.todo else None
 
     @property
     def memory(self) -> int | None:
@@ -101,12 +111,12 @@ def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: in
             costs |= _took(name, result)
     unknown = {name: cell for name, cell in todo.items() if name not in costs}
     costs |= _costs(unknown, runs, threads, measure, limit, limit_of_all) if unknown else {}
-    of_kind = {_kind(folder): costs.get(name, "not measured") for folder, name in work.items()}
+    of_kind = {_kind(folder): costs.get(name, UNMEASURED) for folder, name in work.items()}
     rows = []
     for key, members in kinds.items():
         cost, why = (known, "") if isinstance(known := of_kind[key], Cost) else (None, known)
         rows.append(Kind(members[0][0].name.rpartition("-s")[0], len(members), sum(done for _, done in members), cost,
-                         "" if all(done for _, done in members) else why))
+                         "" if all(done for _, done in members) else why, members[0][0].config().settings.benchmark))
     left = sum(row.cells - row.stored for row in rows)
     at_once = min(workers or workers_here(threads), max(left, 1))
     each = [row.cost.seconds for row in rows if row.cost for _ in range(row.cells - row.stored)]

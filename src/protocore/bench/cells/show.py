@@ -16,7 +16,7 @@ from rich.text import Text
 
 from protocore.bench.cells.cell import Cell
 from protocore.bench.cells.engine import Listener, Outcome
-from protocore.bench.cells.plan import Plan
+from protocore.bench.cells.plan import UNMEASURED, Plan
 from protocore.bench.labels import run_labels
 from protocore.bench.tables import NONE, exemplar_words, mean_std, new_table
 from protocore.config import format_bytes, plural
@@ -25,6 +25,8 @@ from protocore.runs.result import Result
 
 MOST_LINES = 40  # of a plan in a terminal
 MOST_RUNNING = 12  # cells at work that are shown
+MOST_NAMED = 6  # runs of which one reason is told
+MOST_WHY = 1000  # letters of a reason
 
 
 def duration(seconds: float) -> str:
@@ -45,11 +47,21 @@ def plan_table(plan: Plan) -> Table:
         cost = kind.cost
         each = [f"about {duration(cost.seconds)}", format_bytes(cost.process),
                 NONE if cost.kept is None else format_bytes(cost.kept)] if cost else [NONE, NONE, NONE]
-        why = f"\n  [dim]{escape(printable(kind.why, 160))}[/]" if kind.why else ""
-        table.add_row(f"{escape(kind.name)}{why}", str(kind.cells), str(kind.stored), *each)
+        table.add_row(escape(kind.name), str(kind.cells), str(kind.stored), *each)
     if len(plan.kinds) > MOST_LINES:
         table.add_row(f"… and {len(plan.kinds) - MOST_LINES} more kinds", *[""] * 5)
     return table
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Why nobody knows what some runs take: a line a reason, with the runs that it holds for."""
+    names: dict[str, list[str]] = {}
+    for kind in plan.kinds:
+        if kind.why and kind.why != UNMEASURED:
+            names.setdefault(kind.why, []).append(kind.name)
+    return [f"Not known: {', '.join(found[:MOST_NAMED])}"
+            f"{f' and {len(found) - MOST_NAMED} more' if len(found) > MOST_NAMED else ''}. {printable(why, MOST_WHY)}"
+            for why, found in names.items()]
 
 
 def plan_words(plan: Plan) -> str:
@@ -157,6 +169,11 @@ class Progress(Listener):
         self.shares[cell.name] = 0.0
         if self.live is None:
             self._say(f"begins: {cell.name}")
+
+    def goes_on(self, cell: Cell) -> None:
+        self.shares[cell.name] = 0.0
+        if self.live is None:
+            self._say(f"goes on: {cell.name}, from its checkpoint")
 
     def waits(self, cell: Cell) -> None:
         self.shares[cell.name] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 
 from rich.table import Table
@@ -16,29 +17,49 @@ from protocore.config import format_bytes, plural
 from protocore.data.benchmarks import BENCHMARKS
 
 
-def time_words(time: Estimate, scale: Scale) -> str:
-    """How long what is missing takes; what nobody has measured is said."""
+def time_words(time: Estimate, scale: Scale, usual: Mapping[str, float]) -> str:
+    """How long what is missing takes; what nobody has measured is guessed by what is `usual` on its benchmark, or said.
+    """
     if not time.todo:
         return NONE
     if scale.quick:
         return "a minute at most"
+    if not time.unknown:
+        return show.duration(time.seconds)
+    if (guess := time.guess(usual)) is not None:
+        return f"{show.duration(guess)}, {time.unknown} of {time.todo} guessed"
     known = time.todo - time.unknown
-    if not known:
-        return "not measured"
-    return show.duration(time.seconds) + (f" + {time.unknown} not measured" if time.unknown else "")
+    return f"{show.duration(time.seconds)} + {time.unknown} not measured" if known else "not measured"
+
+
+def usual_seconds(plans: Iterable[Plan], times: Iterable[Estimate]) -> dict[str, float]:
+    """What a run takes on each benchmark: the mean over the kinds of runs of which that is known."""
+    known: dict[tuple[str, str], float] = {}
+    for made in plans:
+        known |= {(cell.config().settings.benchmark, cell.label): result.wall_seconds
+                  for cell, result in made.results.items() if result.wall_seconds}
+    for time in times:
+        known |= {(kind.benchmark, kind.name): kind.cost.seconds for kind in time.kinds if kind.cost}
+    found: dict[str, list[float]] = {}
+    for (benchmark, _), seconds in known.items():
+        found.setdefault(benchmark, []).append(seconds)
+    return {benchmark: statistics.fmean(seconds) for benchmark, seconds in found.items()}
 
 
 def list_table(scale: Scale, plans: Mapping[str, Plan], times: Mapping[str, Estimate]) -> Table:
     table = new_table(f"Tables and figures of the paper, scale {scale.name}")
     for name in ("name", "runs", "stored", "to run", "no data", "time"):
         table.add_column(name, justify="left" if name in ("name", "time") else "right", no_wrap=name != "time")
+    usual = usual_seconds(plans.values(), times.values())
     for name, made in plans.items():
         known = sum(cell in made.results for cell in made.cells)
         table.add_row(name, str(len(made.cells)), str(known), str(len(made.todo)), str(len(made.without_data)),
-                      time_words(times[name], scale))
+                      time_words(times[name], scale, usual))
     workers = max((time.workers for time in times.values() if time.todo), default=0)
     shared = f" Tables share runs, so that the times, with {workers} at a time, do not add up." if workers else ""
-    words = f"{scale.words[0].upper()}{scale.words[1:]}.{shared}"
+    unknown = any(time.unknown for time in times.values()) and not scale.quick
+    more = " A guess is the mean of other runs on the benchmark; this command again measures more." if unknown else ""
+    words = f"{scale.words[0].upper()}{scale.words[1:]}.{shared}{more}"
     table.caption, table.caption_justify = (
         f"{words} `protocore reproduce NAME --scale {scale.name}` makes one.", "left")
     return table

@@ -49,8 +49,8 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def latex(document: Document) -> str:
-    """A document of its own; each table in it can be taken out as it stands, and needs booktabs alone."""
-    text = [r"\documentclass{article}", r"\usepackage[T1]{fontenc}", r"\usepackage{booktabs}",
+    """A document of its own; each table in it can be taken out as it stands, and needs booktabs and color alone."""
+    text = [r"\documentclass{article}", r"\usepackage[T1]{fontenc}", r"\usepackage{booktabs}", r"\usepackage{color}",
             r"\usepackage[margin=1.5cm,landscape]{geometry}", r"\begin{document}",
             rf"\section*{{{tex(document.title)}}}", ""]
     for sheet in document.sheets:
@@ -93,13 +93,14 @@ def _latex_headings(headings: Sequence[Heading]) -> list[str]:
 
 
 def _latex_cell(cell: Cell) -> str:
+    """The best red and bold, the second best blue and bold as in the paper; underlined too, for print in black."""
     if not isinstance(cell, Number):
         return "--" if cell is None else tex(cell)
     value = f"${cell.text('-')}$"
     if cell.mark == BEST:
-        value = rf"\textbf{{{cell.text('-')}}}"
+        value = rf"\textcolor{{red}}{{\textbf{{{cell.text('-')}}}}}"
     elif cell.mark == SECOND:
-        value = rf"\underline{{{cell.text('-')}}}"
+        value = rf"\textcolor{{blue}}{{\underline{{\textbf{{{cell.text('-')}}}}}}}"
     if cell.deviation is not None:
         value += rf"{{\scriptsize $\pm${cell.spread()}}}"
     return value
