@@ -275,6 +275,22 @@ def test_refining_brings_every_picture_closer_or_leaves_it(tiny: VQGAN) -> None:
     assert odd.decode(odd.encode(torch.rand(2, 3, 5, 3))).shape == (2, 3, 5, 3)
 
 
+def test_a_picture_that_refining_takes_further_away_keeps_its_first_codes(tiny: VQGAN, monkeypatch) -> None:
+    """Of a decoder that is far from linear some moves help where they are made, and harm the picture as a whole."""
+    torch.nn.init.normal_(tiny.decoder.out.weight, std=1.0)
+    images = torch.from_numpy(structured(200, 16)).float() / 255
+    codec, met = VQGANCodec(tiny, (3, 16, 16)), []
+    errors = codec._errors
+    monkeypatch.setattr(codec, "_errors", lambda *of: met.append(errors(*of).flatten(1).sum(1)) or errors(*of))
+    start = codec.encode(images)
+    found = codec.refine(images, start)
+    first, worse = met[0], met[-1] > met[0]
+    assert bool(worse.any())
+    assert torch.equal(found[worse], start[worse])
+    after = errors(images, codec.model.quantiser.lookup(codec.indices(found))).flatten(1).sum(1)
+    assert bool((after <= first * 1.0001).all())
+
+
 @pytest.mark.parametrize("side", [(32, 32), (64, 64), (224, 224), (28, 28), (33, 47), (5, 3), (1, 1)])
 def test_same_weights_serve_every_size(tiny: VQGAN, side: tuple[int, int]) -> None:
     codec = VQGANCodec(tiny, (3, *side))

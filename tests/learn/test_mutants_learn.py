@@ -10,13 +10,13 @@ from torch import nn
 from helpers import learner, marked, task_of
 from protocore.config import Settings
 from protocore.data.images import ArrayImages, array_set
-from protocore.data.stream import Stream
+from protocore.data.stream import Stream, Task
 from protocore.learn.cflat import flat_step
 from protocore.learn.evaluate import evaluate
 from protocore.learn.learner import Learner
 from protocore.learn.loop import Plan, first_is_over, steps_for
 from protocore.learn.room import end_of, window_size
-from protocore.methods.base import Batch
+from protocore.methods.base import Batch, Method
 
 
 @pytest.mark.parametrize(("samples", "epochs", "least", "steps"), [
@@ -36,6 +36,20 @@ def test_told_steps_are_taken_whatever_the_epochs() -> None:
 def test_in_a_blurry_stream_the_first_task_is_the_first_window_with_its_second_phase(number: int, over: bool) -> None:
     mine = learner("rm", online=True, blurry=10)
     assert first_is_over(mine.method, Plan(8, 4, 2, (0, number))) is over
+
+
+def test_a_second_phase_is_that_of_the_window_before_it_and_no_task_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or flat steps would begin with the second phase of the first window, and orders of rows would come twice."""
+    told: list[tuple[int, bool]] = []
+
+    def watched(method: Method, task: Task, plan: Plan, *more: object, **hooks: object) -> None:
+        told.append((plan.seed[1], first_is_over(method, plan)))
+
+    monkeypatch.setattr("protocore.learn.learner.fit", watched)
+    mine = learner("rm", online=True, blurry=10)
+    for number in range(2):
+        mine.learn_window(task_of([0, 1] * 6, seed=number))
+    assert told == [(0, False), (-1, False), (1, True), (-2, True)]
 
 
 def test_after_a_flat_step_the_generator_stands_where_the_first_evaluation_left_it() -> None:

@@ -245,6 +245,15 @@ def test_every_method_benchmark_and_preset_go_together(method: str, benchmark: s
     assert {name: values[name] for name in asked} == asked
 
 
+@pytest.mark.parametrize(("method", "size", "codec"), [
+    ("er", {"budget": "64KB"}, "vqgan:4"), ("er", {"capacity": 9}, "pixels"), ("slda", {"budget": "64KB"}, "pixels"),
+    ("er", {"budget": "64KB", "codec": "jpeg"}, "jpeg"),
+])
+def test_a_budget_for_folders_brings_a_codec_where_there_are_exemplars(method: str, size: dict[str, Any],
+                                                                      codec: str) -> None:
+    assert configure({"method": method, "benchmark": "folder:somewhere", **size}).settings.codec == codec
+
+
 def test_flags_beat_files_beat_presets_beat_benchmarks_beat_methods(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("method: er\nbenchmark: fashion-mnist\npreset: cpu\nbatch: 31\nlr: 0.5\n")
