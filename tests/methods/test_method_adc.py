@@ -212,6 +212,17 @@ def test_a_class_that_no_image_is_taken_for_follows_the_images_before_the_attack
     torch.testing.assert_close(method.means.get([0, 1]), torch.stack([near, near + 50]) + b, atol=1e-4, rtol=1e-5)
 
 
+def test_images_of_a_class_that_the_task_is_about_again_say_nothing_of_another_old_one():
+    """Its old mean is no longer needed, but an image nearer to it is not taken for the class that moves."""
+    mine, eye, light = learner(attack_steps=0), torch.eye(D), torch.tensor([[0.2], [0.9]])
+    pass_task(mine, task_of([0, 1] * 30), Linear(eye), Linear(eye))
+    mine.method.means.set([0, 1], light.expand(2, D))
+    labels = [0] * 30 + [3] * 30
+    images = np.repeat(np.array([51, 204], np.uint8), 30)[:, None, None, None] * np.ones((1, 1, 2, 4), np.uint8)
+    pass_task(mine, task_of(labels, images=images), Linear(eye), Linear(2 * eye))  # so an image drifts by itself
+    torch.testing.assert_close(mine.method.means.get([1])[0], torch.full((D,), 0.9 + 0.8), atol=1e-5, rtol=1e-5)
+
+
 def test_every_class_is_moved_as_if_it_were_the_only_one():
     """Selection is by the prototypes as they were: neither chunks nor the order of the classes matter."""
     torch.manual_seed(6)

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
-from helpers import task_of
+from helpers import begin, task_of
+from helpers import learner as small_learner
+from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import BudgetError
 from protocore.learn.learner import Learner
 from protocore.methods import METHODS, bytes_a_class
+from protocore.methods.base import Batch
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 
@@ -88,6 +91,29 @@ def test_a_picture_is_coded_once(name, flags, monkeypatch):
         learner.learn(task_of(torch.arange(40) % 2 + first, images=images.numpy()))
         assert sum(coded) <= 40
         assert learner.tools.space == "raw" or sum(coded) == 40
+
+
+@pytest.mark.parametrize(("name", "flags", "count"), [
+    ("bcsr", {}, 5), ("csrel", {}, 5), ("csrel", {"online": True}, 10), ("der", {}, 5), ("derpp", {}, 10),
+    ("er", {}, 5), ("er", {"current": "masked"}, 5), ("icarl", {}, 5), ("ocs", {}, 5), ("onpro", {}, 5),
+    ("pbcs", {}, 5), ("rm", {}, 5),
+    ("protocore", {"real": 2}, 3),  # beside two condensed ones, which have transforms of their own
+])
+def test_what_is_replayed_is_augmented_as_current_pictures_are(name, flags, count, monkeypatch):
+    mine = small_learner(name, **SHORT.get(name, {}) | flags)
+    mine.learn(task_of([0, 1] * 6))
+    task, rows = task_of([2, 3] * 6, seed=1), torch.arange(6)
+    begin(mine, task)
+    images, losses = task.take(rows), []
+    for light in (1.0, 0.0):
+        seen = []
+        monkeypatch.setattr(mine.tools, "augment",
+                            lambda x, light=light, seen=seen: seen.append(len(x)) or light * to_float(x))
+        torch.manual_seed(3)
+        batch = Batch(images, to_float(images), task.labels_of(rows), rows, first_pass=True)
+        losses.append(mine.method.loss(batch).item())
+        assert sum(seen) == count
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
