@@ -91,6 +91,38 @@ def test_other_data_under_one_name_are_another_protocol(tmp_path: Path, source: 
     assert names[1].endswith("data bbbbbbbb")
 
 
+def test_protocols_of_one_name_say_what_sets_them_apart_and_nothing_else(tmp_path: Path, source: Path) -> None:
+    apart = {"one": {}, "two": {"image_size": 160}, "three": {"blurry": 30}, "four": {"blurry": 30}}
+    for name, changes in apart.items():
+        made = document(source)
+        made["settings"] |= changes
+        write(tmp_path, name, made)
+    other = document(source)
+    other["settings"]["preset"] = "cpu"
+    write(tmp_path, "other", other)
+    assert sorted(p.name for p in protocols(gather([tmp_path])[0])) == [
+        "digits", "digits, 160 x 160 pixels", "digits, blurry 30", "digits, preset cpu"]
+    made["settings"]["online"] = other["settings"]["online"] = True  # in every name that is online
+    write(tmp_path, "four", made)
+    write(tmp_path, "other", other)
+    assert len({p.name for p in protocols(gather([tmp_path])[0])}) == 5
+
+
+def test_a_seed_counts_once_however_often_it_was_run(tmp_path: Path, source: Path) -> None:
+    for name, changes in {"a": {}, "again": {"wall_seconds": 3.0}, "other": {"A_T": 60.0}, "next": {"seed": 1}}.items():
+        made = document(source, **{k: v for k, v in changes.items() if k != "wall_seconds"})
+        write(tmp_path, name, made | {k: v for k, v in changes.items() if k == "wall_seconds"})
+    (protocol,) = protocols((found := gather([tmp_path]))[0])
+    (group,) = protocol.groups
+    assert [run.file.name for run in group.runs] == ["a.json", "next.json"]
+    (words,) = found[1]  # the same numbers again are no news
+    assert "other.json: the same settings, seed and data as" in words
+    assert "A_T 60.0 here" in words
+    # The run's own folder has its pictures, so it stays rather than its small form.
+    (group,) = protocols(gather([tmp_path / "a.json", source])[0])[0].groups
+    assert [run.folder for run in group.runs] == [source]
+
+
 def test_what_is_no_result_is_left_out_and_what_is_damaged_is_named(tmp_path: Path, source: Path) -> None:
     write(tmp_path, "sound", document(source))
     (tmp_path / "codecs.json").write_text('{"cifar10": {"psnr": 3}}')

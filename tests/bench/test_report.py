@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from protocore.bench.compared import gather
+from protocore.bench.compared import gather, protocols
+from protocore.bench.frontier import areas
 from protocore.bench.report import exemplars, report
 from protocore.bench.report.axes import counted, log_ticks, nice_top, ticks
+from protocore.bench.report.charts import curve_looks
 from protocore.bench.report.markup import Html, el, join, text
 from protocore.bench.report.measured import _signed
 from protocore.cli import main
@@ -69,6 +71,16 @@ def test_the_verdict_stands_first_with_winners_and_error_bars(page: str) -> None
     assert "within noise" in page
     assert "All data at once (upper bound)" in page
     assert "Nothing kept (lower bound)" in page
+
+
+def test_a_memory_looks_the_same_in_both_charts(tmp_path: Path, source: Path) -> None:
+    (protocol,) = protocols(gather([several(tmp_path, source)])[0])
+    order = list(areas(protocol, decoder=False))
+    assert order == ["derpp", "er"]
+    groups = {group.label: group for group in protocol.rivals}
+    for labels, looks in ((["er 20.0 KB", "derpp 2.0 KB"], [1, 0]), (["er 2.0 KB", "er 20.0 KB"], [1, 0]),
+                          (["er 20.0 KB", "er 2.0 KB", "derpp 2.0 KB", "derpp 20.0 KB"], [1, 2, 0, 3])):
+        assert curve_looks(protocol, [groups[label] for label in labels]) == looks
 
 
 def test_every_part_is_there_and_every_link_leads_somewhere(page: str) -> None:

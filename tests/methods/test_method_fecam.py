@@ -250,6 +250,19 @@ def test_while_the_network_is_trained_a_shared_covariance_holds_nothing_of_what_
     torch.testing.assert_close(mine.method.covariances.get(0), (base + new[0] + new[1]) / 3, atol=1e-7, rtol=1e-4)
 
 
+@pytest.mark.parametrize("covariance", ["class", "shared"])
+def test_an_inverse_is_made_anew_when_its_covariance_has_changed(covariance):
+    mine = learner(covariance=covariance)
+    mine.learn(task_of([0, 1, 2] * 8))
+    first = mine.method.inverses([0, 1])
+    mine.learn(task_of([3] * 12 + [1] * 4, seed=1))
+    found = mine.method.inverses([0, 1])
+    assert torch.equal(found[0], first[0]) == (covariance == "class")  # what stayed was not inverted again
+    assert not torch.equal(found[1], first[1])
+    mine.method._inverses = {}
+    assert all(map(torch.equal, found, mine.method.inverses([0, 1])))
+
+
 def test_one_image_of_a_class_is_enough():
     mine = learner()
     mine.learn(task_of([0, 1, 2] * 8))

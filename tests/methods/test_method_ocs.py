@@ -208,6 +208,19 @@ def test_the_exemplars_that_stand_for_the_memory_are_drawn_anew_in_each_step(ref
     assert {slot for slots in asked for slot in slots} == set(range(12))
 
 
+@pytest.mark.parametrize("diversity", ["others", "all"])
+def test_the_diversity_that_is_asked_for_is_in_the_scores(diversity):
+    mine = learner(diversity=diversity)
+    begin(mine, task_of([0, 1, 2] * 6)[0])
+    batch = batch_of([0, 1, 2, 0, 1, 2, 0, 1], first_pass=False)
+    expected = slow_scores(head_gradients(mine.net, batch.x, batch.labels), leave_one_out=diversity == "others")
+    method, nothing = picking(mine), torch.empty(0, dtype=torch.int64)
+    with torch.no_grad():
+        h, theta = method.last_layer(batch.x)
+        found = method.score(h, batch.labels, theta, nothing)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_warm_up_is_the_first_steps_of_the_first_pass():
     mine = learner(warmup=2)
     method = picking(mine)

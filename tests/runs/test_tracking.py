@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from protocore.cli import main
 from protocore.errors import UserError
 from protocore.runs.configure import configure
 from protocore.runs.job import Interrupted, run
 from protocore.runs.reporters import Begun
-from protocore.runs.tracking import Tracking, tracking_by
+from protocore.runs.trackers import TRACKERS
+from protocore.runs.tracking import Tracker, Tracking, tracking_by
 
 SMALL = {"benchmark": "digits", "method": "er", "tasks": 2, "images_per_class": 12, "epochs": 6, "batch": 8,
          "replay_batch": 8, "backbone": "mlp", "width": 8, "threads": 1}  # 18 steps a task
@@ -88,6 +90,24 @@ def test_names_of_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r"'protocore\[tensorboard\]'"):
         tracking_by(("csv,tensorboard",))
+
+
+def test_a_stored_run_says_that_no_tracker_was_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent(Tracker):
+        name = "silent"
+
+    words = ["run", "er", "digits", "--epochs", "1", "--images-per-class", "6", "--backbone", "mlp", "--width", "8",
+             "--tasks", "2", "--runs", str(tmp_path), "--quiet", "--no-figures"]
+    assert main(words) == 0
+    TRACKERS.register("silent", Silent, replace=True)
+    try:
+        assert main([*words, "--track", "silent"]) == 0
+    finally:
+        del TRACKERS._things["silent"]
+    assert "stored already, so silent was told nothing; " in (said := capsys.readouterr().err)
+    assert "metrics.csv has its numbers, and --again" in said
+    assert main([*words, "--track", "silent"]) == 2
+    assert "unknown tracker 'silent'" in capsys.readouterr().err
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------------------

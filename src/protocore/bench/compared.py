@@ -125,7 +125,28 @@ def gather(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     if not runs:
         said = f" ({'; '.join(left_out[:3])})" if left_out else ""
         raise UserError(f"no finished run found{said}; `protocore run` makes one, or give the folder of one")
-    return list(runs.values()), left_out
+    once, again = _once(runs.values())
+    return once, left_out + again
+
+
+def _once(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """Runs of the same settings, seed and data are one, however often it was made: a seed counts once. The one with its
+    folder stays, else the first; where the numbers are others, the one that is left out is named.
+    """
+    same: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        r = run.result
+        same.setdefault((_protocol(r), _kind(r), *(r.settings[name] for name in OF_A_SEED)), []).append(run)
+    once, again = [], []
+    for made in same.values():
+        stays = next((run for run in made if run.folder), made[0])
+        once.append(stays)
+        there, scores = stays.folder or stays.file, stays.result.class_incremental
+        again += [printable(f"{run.folder or run.file}: the same settings, seed and data as {there} (A_T "
+                            f"{run.result.class_incremental.A_T:.1f} here, {scores.A_T:.1f} there); a seed counts once",
+                            400)
+                  for run in made if run is not stays and run.result.class_incremental.R != scores.R]
+    return once, again
 
 
 def below(folder: Path) -> tuple[list[Run], list[str]]:
@@ -194,9 +215,23 @@ def protocols(runs: Sequence[Run]) -> list[Protocol]:
     parts: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         parts.setdefault(_protocol(run.result), []).append(run)
-    short = [_name(part[0].result) for part in parts.values()]
-    return [Protocol(name if short.count(name) == 1 else _longer(name, part[0].result), _groups(part))
-            for name, part in zip(short, parts.values(), strict=True)]
+    firsts = [part[0].result for part in parts.values()]
+    return [Protocol(name, _groups(part)) for name, part in zip(_apart(firsts), parts.values(), strict=True)]
+
+
+def _apart(firsts: Sequence[Result]) -> list[str]:
+    """A name a protocol; those of one name have with it what sets them apart, and nothing else."""
+    short = [_name(r) for r in firsts]
+    names = []
+    for name, r in zip(short, firsts, strict=True):
+        words = [_more(other) for other, same in zip(firsts, short, strict=True) if same == name]
+        telling: list[int] = []
+        for k in range(len(words[0])):  # what sets apart more of them than those before it
+            before, after = ({tuple(w[i] for i in chosen) for w in words} for chosen in (telling, [*telling, k]))
+            if len(after) > len(before):
+                telling.append(k)
+        names.append(", ".join([name, *filter(None, (_more(r)[k] for k in telling))]))
+    return [name if names.count(name) == 1 else f"{name} #{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
 def _protocol(r: Result) -> tuple[object, ...]:
@@ -211,12 +246,15 @@ def _name(r: Result) -> str:
     return ", ".join(filter(None, words))
 
 
-def _longer(name: str, r: Result) -> str:
-    """Two protocols of one name: with what may set them apart."""
-    images = r.settings["images_per_class"]
-    words = [name, plural(r.tasks, "task"), f"{images} images a class" if images else "",
-             f"data {r.data_digest[:8]}" if r.data_digest else ""]
-    return ", ".join(filter(None, words))
+def _more(r: Result) -> tuple[str, ...]:
+    """What may set apart two protocols of one name, a word for each."""
+    def given(name: str, words: str) -> str:
+        value = r.settings.get(name)
+        return words.format(value) if value else ""
+
+    return (plural(r.tasks, "task"), plural(r.classes, "class"), given("images_per_class", "{} images a class"),
+            given("image_size", "{0} x {0} pixels"), given("classes_per_task", "{} classes a task"),
+            given("blurry", "blurry {}"), f"data {r.data_digest[:8]}" if r.data_digest else "data not known")
 
 
 def _groups(runs: Sequence[Run]) -> tuple[Group, ...]:

@@ -46,9 +46,14 @@ def execute(config: Resolved, runs: Path, *, out: str | None = None, again: bool
     from protocore.runs.folder import RunFolder
     from protocore.runs.job import Interrupted, run, stored
     from protocore.runs.reporters import Quiet, RunProgress
+    from protocore.runs.tracking import FILE, tracking_by
 
     folder = RunFolder(Path(out)) if out else RunFolder.of(runs, config)
+    trackers = tracking_by(track).trackers  # a mistake in their names should not wait for a run that is not stored
     if not (again or restart) and (result := stored(config, folder)):
+        if trackers:
+            print(f"Note: this result was stored already, so {', '.join(t.name for t in trackers)} was told nothing; "
+                  f"{folder.path / FILE} has its numbers, and --again runs it anew", file=sys.stderr)
         return Done(result, folder.path, True)
     reporter = Quiet() if quiet else RunProgress(f"{config.settings.method} on {config.settings.benchmark}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from protocore.bench.compared import Group, Protocol
 from protocore.bench.frontier import Line, Mark, areas, lines_of, paper_marks
 from protocore.bench.report.axes import (
+    COLOURS,
     NARROW,
     Box,
     Scale,
@@ -126,10 +128,22 @@ def curve(group: Group) -> list[tuple[int, float]]:
     return [(len(same[0]), statistics.fmean(statistics.fmean(row) for row in same)) for same in rows]
 
 
+def curve_looks(protocol: Protocol, shown: Sequence[Group]) -> list[int]:
+    """A kind looks as its memory does in the chart of bytes; of two sizes of one memory the second takes what is free.
+    """
+    order = {name: k for k, name in enumerate(list(areas(protocol, decoder=False))[:COLOURS])}
+    taken: dict[str, int] = {}
+    for group in shown:
+        if (k := order.get(group.line)) is not None and k not in taken.values():
+            taken[group.label] = k
+    free = (k for k in itertools.count() if k not in taken.values())
+    return [taken[g.label] if g.label in taken else next(free) for g in shown]
+
+
 def curves_chart(protocol: Protocol, shown: Sequence[Group]) -> Html:
     """Mean accuracy of the tasks seen so far, after each task; what has no size is dashed."""
     tasks = protocol.first.tasks
-    groups = [*shown, *protocol.levels]
+    groups, looks = [*shown, *protocol.levels], curve_looks(protocol, shown)
     top = min(nice_top(1.02 * max(value for g in groups for _, value in curve(g))), 100.0)
     title = f"{protocol.name}: mean accuracy of the tasks seen so far, after each task"
     said = "; ".join(f"{g.label} ends at {curve(g)[-1][1]:.1f} %" for g in groups[:8])
@@ -142,13 +156,13 @@ def curves_chart(protocol: Protocol, shown: Sequence[Group]) -> Html:
         for g in protocol.levels:
             parts.append(_level(box, y, g) if len(curve(g)) == 1 else
                          el("polyline", points=_places(g, x, y), class_="ln dash level"))
-        for k, g in reversed(list(enumerate(shown))):
+        for k, g in reversed(list(zip(looks, shown, strict=True))):
             dots = [marker(k, x(t), y(v), f"{g.label}: {v:.1f} % after task {t}", 3.5) for t, v in curve(g)]
             parts.append(el("g", el("polyline", points=_places(g, x, y), class_="ln"),
                             dots if tasks <= 20 else dots[-1:], class_=look(k)))
         return svg(title, said, box, parts)
 
-    entries = [(sign(k), f"{g.label}: {g.accuracy}") for k, g in enumerate(shown)]
+    entries = [(sign(k), f"{g.label}: {g.accuracy}") for k, g in zip(looks, shown, strict=True)]
     entries += [(sign(None, dashed=True), f"{g.label}: {g.accuracy}") for g in protocol.levels]
     return join([both(draw), legend(entries)])
 
