@@ -12,7 +12,7 @@ from field.conftest import TINY, Paint
 from protocore.errors import UserError
 from protocore.field.document import MOST_BEST, Calibration
 from protocore.field.keeper import Keeper
-from protocore.learn.calibration import TEMPERATURES, calibration_error, curves, temperature_of, threshold_for
+from protocore.learn.calibration import TEMPERATURES, calibration_error, curve, temperature_of, threshold_for
 
 
 def scored(count: int, sharp: float, seed: int = 0, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,7 +26,7 @@ def scored(count: int, sharp: float, seed: int = 0, classes: int = 4) -> tuple[t
 @pytest.mark.parametrize("sharp", [0.02, 0.5, 1.0, 7.0, 150.0])
 def test_the_temperature_under_which_labels_were_drawn_is_found(sharp: float) -> None:
     scores, labels = scored(4000, sharp)
-    found = temperature_of(*curves(scores, labels), len(labels))
+    found = temperature_of(curve(scores, labels))
     assert abs(math.log(found / sharp)) < 0.1
     sure, said = (scores / found).softmax(1).max(1)
     assert calibration_error(sure, said == labels) < 0.03
@@ -37,27 +37,43 @@ def test_the_temperature_under_which_labels_were_drawn_is_found(sharp: float) ->
 
 def test_the_temperature_is_that_of_a_slow_search() -> None:
     scores, labels = scored(60, 3.0, seed=5)
-    share = 1 / 62
+    rows, true = scores.numpy(), labels.tolist()
+    others = [max((value, k) for k, value in enumerate(row) if k != label)[1]
+              for row, label in zip(rows, true, strict=True)]
+    unclear = min(range(60), key=lambda k: abs(rows[k, true[k]] - rows[k, others[k]]))
+    counted = [*enumerate(true), (unclear, true[unclear]), (unclear, others[unclear])]
+
     def loss(temperature: float) -> float:
         total = 0.0
-        for row, label in zip(scores.numpy() / temperature, labels.tolist(), strict=True):
-            log_p = row - row.max() - math.log(sum(math.exp(v - row.max()) for v in row))
-            total -= (1 - share) * log_p[label] + share * log_p.mean()
+        for row, label in counted:
+            at = rows[row] / temperature
+            total -= at[label] - at.max() - math.log(sum(math.exp(v - at.max()) for v in at))
         return total
+
     best = min(np.exp(np.linspace(math.log(0.3), math.log(30), 300)), key=loss)
-    found = temperature_of(*curves(scores, labels), len(labels))
+    found = temperature_of(curve(scores, labels))
     assert loss(found) < loss(best) * 1.002
     assert abs(math.log(found / best)) < 0.1
 
 
 def test_few_pictures_that_are_all_right_do_not_make_it_certain() -> None:
     """The rule of succession: of n pictures, all right, the next is right with (n + 1) in (n + 2)."""
-    for count in (4, 40):
+    for count in (1, 4, 40):
         scores = torch.zeros(count, 3)
         scores[:, 0] = 5.0
-        found = temperature_of(*curves(scores, torch.zeros(count, dtype=torch.int64)), count)
+        found = temperature_of(curve(scores, torch.zeros(count, dtype=torch.int64)))
         sure = float((scores / found).softmax(1)[0, 0])
-        assert sure == pytest.approx(1 - 1 / (count + 2) * 2 / 3, abs=0.01)
+        assert sure == pytest.approx((count + 1) / (count + 2), abs=0.01)
+
+
+def test_one_unclear_picture_does_not_make_the_clear_ones_unsure() -> None:
+    """Doubt is about what is unclear: were it spread over all, those that are right by far would be called unsure."""
+    margins = torch.linspace(0.5, 40, 40, dtype=torch.float64)
+    scores = torch.stack([margins, 0 * margins, -margins], 1)
+    found = temperature_of(curve(scores, torch.zeros(40, dtype=torch.int64)))
+    sure = (scores / found).softmax(1)[:, 0]
+    assert sure.mean() > 0.95
+    assert 0.5 < sure[0] < 0.9
 
 
 def test_the_calibration_error_is_the_mean_gap_in_equal_bins() -> None:
@@ -106,7 +122,7 @@ def test_what_is_kept_of_held_out_pictures_adds_up_and_stays_small() -> None:
     assert len(whole.best) == MOST_BEST
     halves = Calibration().plus(scores[:150], labels[:150]).plus(scores[150:], labels[150:])
     assert halves.pictures == 225  # what came earlier counts half
-    assert len(halves.true) == len(TEMPERATURES)
+    assert len(halves.losses) == len(TEMPERATURES)
     assert abs(math.log(halves.temperature / whole.temperature)) < 0.2
     twice = whole.plus(scores[:2], labels[:2])
     assert len(twice.best) == MOST_BEST

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protocore.errors import DataError
-from protocore.learn.calibration import TEMPERATURES, curves, temperature_of
+from protocore.learn.calibration import TEMPERATURES, curve, temperature_of
 from protocore.schema import Fields, Scalar
 from protocore.version import __version__
 
@@ -84,49 +84,40 @@ class Known:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What held-out pictures told: two curves over temperatures, and the scores of the classes that won.
+    """What held-out pictures told: a curve over temperatures, and the scores of the classes that won.
 
     Those of earlier classes count half each time, as the learner has changed since.
     """
 
     pictures: float = 0.0
-    true: Sequence[float] = (0.0,) * len(TEMPERATURES)
-    every: Sequence[float] = (0.0,) * len(TEMPERATURES)
+    losses: Sequence[float] = (0.0,) * len(TEMPERATURES)
     best: Sequence[float] = ()
 
     @classmethod
     def read(cls, f: Fields) -> Calibration:
-        made = cls(f.number("pictures"), f.numbers("true"), f.numbers("every"), f.numbers("best"))
-        for name in ("true", "every"):
-            if len(getattr(made, name)) != len(TEMPERATURES):
-                f.refuse(f"{f.where}{name}", f"a curve of {len(TEMPERATURES)} numbers", f.values[name])
+        made = cls(f.number("pictures"), f.numbers("losses"), f.numbers("best"))
+        if len(made.losses) != len(TEMPERATURES):
+            f.refuse(f"{f.where}losses", f"a curve of {len(TEMPERATURES)} numbers", f.values["losses"])
         return made
 
     @property
     def temperature(self) -> float:
         if not self.pictures:
             return 1.0
-        return temperature_of(torch.tensor(self.true).double(), torch.tensor(self.every).double(), self.pictures)
+        return temperature_of(torch.tensor(self.losses).double())
 
     def plus(self, scores: Tensor, labels: Tensor) -> Calibration:
         """With the scores of further held-out pictures, (N, classes seen), and the columns of their classes."""
-        true, every = curves(scores, labels)
-        joined = replace(self, pictures=self.pictures / 2 + len(labels), true=_sum(self.true, true),
-                         every=_sum(self.every, every))
+        losses = [float(f"{a / 2 + b:.6g}") for a, b in zip(self.losses, curve(scores, labels).tolist(), strict=True)]
         best = scores.double().amax(1).tolist()
         before = self.best[: max(MOST_BEST - len(best), len(self.best) // 2)]
-        return replace(joined, best=_few([*best, *before]))
+        return replace(self, pictures=self.pictures / 2 + len(labels), losses=losses, best=_few([*best, *before]))
 
     def joined(self, other: Calibration) -> Calibration:
         """What both have seen; neither is older than the other."""
         return Calibration(self.pictures + other.pictures,
-                           [a + b for a, b in zip(self.true, other.true, strict=True)],
-                           [a + b for a, b in zip(self.every, other.every, strict=True)],
+                           [a + b for a, b in zip(self.losses, other.losses, strict=True)],
                            _few([*self.best, *other.best]))
-
-
-def _sum(old: Sequence[float], new: Tensor) -> list[float]:
-    return [float(f"{a / 2 + b:.6g}") for a, b in zip(old, new.tolist(), strict=True)]
 
 
 def _few(values: list[float]) -> list[float]:

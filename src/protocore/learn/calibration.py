@@ -1,6 +1,6 @@
 """Probabilities that mean what they say: a temperature, how far off they are, and when a picture is of no class.
 
-Pure functions of scores. What is known of held-out pictures is kept as two curves over temperatures, which add up:
+Pure functions of scores. What is known of held-out pictures is kept as a curve over temperatures, and curves add up:
 neither the pictures nor their scores are needed once new classes have come.
 """
 
@@ -18,29 +18,30 @@ TEMPERATURES = torch.logspace(-3, 3, 49, dtype=torch.float64)  # a parabola find
 BINS = 15  # of the calibration error
 
 
-def curves(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """At each temperature: sums over the pictures of -log p(true class), and of its mean over all classes."""
-    true, every = [], []
-    for temperature in TEMPERATURES:
-        log_p = torch.log_softmax(scores.double() / temperature, 1)
-        true.append(-log_p.gather(1, labels[:, None]).sum())
-        every.append(-log_p.mean(1).sum())
-    return torch.stack(true), torch.stack(every)
+def curve(scores: Tensor, labels: Tensor) -> Tensor:
+    """At each temperature: the sum over the pictures of -log p(true class), and that of Laplace's doubt.
 
-
-def temperature_of(true: Tensor, every: Tensor, pictures: float) -> float:
-    """The temperature under which such pictures are most likely.
-
-    Where all of them were right, no temperature would be low enough: so of n pictures the (n + 2)nd part counts as of
-    any class (Laplace's rule of succession).
+    Where all of the pictures were right, no temperature would be low enough. So the one that was least clear counts
+    twice more, as what it shows and as what it was nearly taken for: by Laplace's rule of succession one of n + 2 is
+    wrong, and by experience it is an unclear one.
     """
-    share = 1 / (pictures + 2)
-    loss = (1 - share) * true + share * every
-    at = int(loss.argmin())
+    scores, rows = scores.double(), torch.arange(len(labels))
+    rivals = scores.scatter(1, labels[:, None], -math.inf).argmax(1)
+    least = int((scores[rows, labels] - scores[rows, rivals]).abs().argmin())
+    losses = []
+    for temperature in TEMPERATURES:
+        log_p = torch.log_softmax(scores / temperature, 1)
+        losses.append(-log_p[rows, labels].sum() - log_p[least, labels[least]] - log_p[least, rivals[least]])
+    return torch.stack(losses)
+
+
+def temperature_of(losses: Tensor) -> float:
+    """The temperature under which pictures with this curve are most likely."""
+    at = int(losses.argmin())
     exponent = TEMPERATURES.log10()
-    if not 0 < at < len(loss) - 1:
+    if not 0 < at < len(losses) - 1:
         return float(TEMPERATURES[at])
-    low, middle, high = loss[at - 1 : at + 2].tolist()
+    low, middle, high = losses[at - 1 : at + 2].tolist()
     bend = low - 2 * middle + high
     moved = 0.5 * (low - high) / bend if bend > 0 else 0.0
     return float(10 ** (exponent[at] + moved * (exponent[1] - exponent[0])))
