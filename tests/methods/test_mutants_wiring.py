@@ -247,6 +247,25 @@ def test_after_a_file_is_taken_up_the_exemplars_in_it_vote(tmp_path):
     assert not torch.allclose(other.scores(x), before, atol=1e-3)
 
 
+def test_means_of_exemplars_are_those_of_the_network_as_it_predicts_whatever_its_mode():
+    """An export asks for them right after the training."""
+    mine = learner("icarl", (1, 8, 8), backbone="convnet", width=3, norm="batch")
+    mine.learn(task_of([0, 1] * 8, shape=(1, 8, 8)))
+    for name, statistic in mine.net.backbone.named_buffers():
+        if name.endswith("running_var"):
+            statistic.mul_(torch.linspace(0.1, 4, len(statistic)))  # those of a batch are others
+    method = mine.method
+    assert isinstance(method, ICaRL)
+    found, running = [], [b.clone() for b in mine.net.backbone.buffers()]
+    for training in (True, False):
+        method.cached = None
+        mine.net.train(training)
+        found.append(method.means()[1])
+        assert mine.net.training is training
+    assert torch.equal(*found)
+    assert all(map(torch.equal, running, mine.net.backbone.buffers()))
+
+
 def test_in_codec_space_icarl_takes_means_of_new_images_as_the_codec_shows_them():
     mine = learner("icarl", (1, 8, 8), online=True, spc=2, batch=12, codec="webp:10", replay_space="codec")
     task = task_of([0, 1] * 6, shape=(1, 8, 8))
