@@ -32,6 +32,8 @@ KILLED = {
 STOPPED = KILLED | {
     "finetune sgd": {"method": "finetune", "optimizer": "sgd", "momentum": 0.9, "lr": 0.05, "schedule": "steps:1"},
     "finetune plain sgd": {"method": "finetune", "optimizer": "sgd", "lr": 0.05},
+    "er muon": {"method": "er", "backbone": "fastnet", "width": 8, "spc": 3, "optimizer": "muon", "lr": 0.1,
+                "schedule": "triangle", "tasks": 3},
     "er reservoir adamw": {"method": "er", "budget": 1500, "optimizer": "adamw", "weight_decay": 0.01},
     "protocore refresh blurry": {"method": "protocore", "refresh": True, "blurry": 20, "spc": 2},
     "protocore random steps": {"method": "protocore", "start": "random", "steps": 7},

@@ -29,6 +29,9 @@ class Muon(torch.optim.Adam):
                   for members, turns, share in ((turned, True, 1.0), (others, False, REST)) if members]
         super().__init__(groups, lr=lr)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # Adam's own looks for a count of steps beside every momentum
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
         groups = self.param_groups

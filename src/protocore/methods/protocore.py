@@ -41,8 +41,7 @@ class ProtoCore(Condensing):
                   "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
                   "condense_steps": 50, "init_scale": 1e-4, "distill": 0.0, "neighbours": 0.0},
-        # Codes buy the most exemplars with a byte; a network that learns fast has to be held (docs/results.md).
-        "fast": {"codec": "vqgan:4", "distill": 8.0},
+        "fast": {"codec": "vqgan:4"},  # the most exemplars that a byte buys
         "cpu": {"distill": 0.0, "neighbours": 0.0},  # what the first tables were made with
     }
 

@@ -23,7 +23,7 @@ class ProtoCoreOptions(MatchingOptions):
     pre_pro: float = option(0.1, "weight of L_pre_pro (α1): perturbed exemplars against all prototypes")
     task_pre: float = option(1.0, "weight of L_task_pre (α2): cross entropy of replayed classes")
     task_cur: float = option(1.0, "weight of L_task_cur (α3): cross entropy of current data")
-    distill: float = option(1.0, "weight of distillation: old classes' outputs stay near those of the network before "
+    distill: float = option(8.0, "weight of distillation: old classes' outputs stay near those of the network before "
                             "the task, on current and replayed pictures", least=0)
     distill_temperature: float = option(2.0, "temperature of distillation", above=0)
     cur_syn: float = option(1.0, "weight of L_cur_syn: exemplars match the class's centre")
