@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from protocore.bench.cells import Plan as Estimate
-from protocore.bench.cells import folder_of, run_cells
+from protocore.bench.cells import Cell, folder_of, run_cells
 from protocore.bench.cells.measure import Cost
 from protocore.bench.cells.plan import START, Kind
 from protocore.bench.cells.small import REPRODUCED, Shelf
@@ -35,6 +35,7 @@ from protocore.bench.reproduce.sheets import Heading, Number, Sheet, sheets_of
 from protocore.bench.reproduce.words import time_words, usual_seconds
 from protocore.bench.reproduce.writers import Document, latex, markdown, tex
 from protocore.cli import main, make_parser
+from protocore.cli.reproduce import by_turns
 from protocore.config import Settings
 from protocore.data.benchmarks import open_stream
 from protocore.data.stream import Task
@@ -262,6 +263,11 @@ def test_what_nobody_measured_is_guessed_by_the_mean_of_its_benchmark() -> None:
     assert time_words(plan, fast, usual | {"b": 3600.0}) == "70 min, 2 of 4 guessed"
     assert time_words(Estimate(kinds[3:], 1, 0.0), fast, usual) == "not measured"
     assert time_words(Estimate(kinds[:2], 1, 405.0), fast, usual) == "7 min"
+
+
+def test_benchmarks_are_measured_by_turns() -> None:
+    cells = [Cell({"benchmark": name, "seed": k}) for k, name in enumerate("aabac")]
+    assert [cell.seed for cell in by_turns(cells)] == [0, 2, 4, 1, 3]
 
 
 def test_latex_by_hand() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from protocore.config import flag
 from protocore.errors import UserError
 
 if TYPE_CHECKING:
-    from protocore.bench.cells import Outcome
+    from protocore.bench.cells import Cell, Outcome
     from protocore.bench.cells import Plan as Estimate
     from protocore.bench.cells.small import Shelf
     from protocore.bench.reproduce.make import Plan
@@ -88,8 +90,8 @@ def _list(arguments: argparse.Namespace) -> int:
     shelf = _shelf(arguments)
     plans = {name: _plan(arguments, name, shelf) for name in EXHIBITS}
     scale, runs = SCALES[arguments.scale], Path(arguments.runs)
-    # From the end of each table: its last rows are quick to measure, and of each benchmark something should be known.
-    todo = list(dict.fromkeys(cell for made in plans.values() for cell in reversed(made.todo)))
+    # From the end of each table, as its last rows are quick to measure.
+    todo = by_turns(dict.fromkeys(cell for made in plans.values() for cell in reversed(made.todo)))
     known = list(dict.fromkeys(cell for made in plans.values() for cell in made.results))
     if todo and not scale.quick:
         print("Measuring what runs take on this machine, for a minute at most...", file=sys.stderr)
@@ -101,6 +103,14 @@ def _list(arguments: argparse.Namespace) -> int:
     for line in left_out_words(plans.values()):
         console.print(line, highlight=False, markup=False)
     return 0
+
+
+def by_turns(cells: Iterable[Cell]) -> list[Cell]:
+    """One of each benchmark, then the next of each: where time ends, something is known of all of them."""
+    turns: dict[str, list[Cell]] = {}
+    for cell in cells:
+        turns.setdefault(str(cell.flags["benchmark"]), []).append(cell)
+    return [cell for turn in itertools.zip_longest(*turns.values()) for cell in turn if cell is not None]
 
 
 def _make(arguments: argparse.Namespace) -> int:
