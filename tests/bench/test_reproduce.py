@@ -19,8 +19,8 @@ import pytest
 import torch
 from PIL import Image
 
-from protocore.bench.cells import Plan as Estimate
 from protocore.bench.cells import Cell, folder_of, run_cells
+from protocore.bench.cells import Plan as Estimate
 from protocore.bench.cells.measure import Cost
 from protocore.bench.cells.plan import START, Kind
 from protocore.bench.cells.small import REPRODUCED, Shelf
