@@ -29,6 +29,14 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return captured.err + captured.out
 
 
+def test_a_command_that_is_named_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "my own.learner"
+    assert "`protocore new 'my own.learner'`" in said(capsys, "show", path, code=2)
+    assert "`protocore learn 'my own.learner' FOLDER`" in said(capsys, "new", path, *NEW)
+    assert "`protocore learn 'my own.learner' FOLDER`" in said(capsys, "show", path)
+    assert "`protocore learn 'my own.learner' FOLDER`" in said(capsys, "predict", path, ".", code=2)
+
+
 def test_from_an_empty_folder_to_forgetting(paint: Paint, capsys: pytest.CaptureFixture[str]) -> None:
     paint("photos", "red", "blue", each=12)
     (Path("photos") / "red" / "broken.jpg").write_bytes(b"\xff\xd8\xff")
@@ -41,7 +49,10 @@ def test_from_an_empty_folder_to_forgetting(paint: Paint, capsys: pytest.Capture
     told = said(capsys, "learn", "mine.learner", "stop/green", "--class", "stop sign")
     assert "3 pictures of 1 new class: stop sign (3)" in told
     assert "weak, learned from few pictures: stop sign" in told
-    assert "nothing new" in said(capsys, "learn", "mine.learner", "photos")
+    told = said(capsys, "learn", "mine.learner", "photos")
+    assert "nothing new" in told
+    assert "left out: 1 file\n  photos/red/broken.jpg: " in told
+    assert "\npassed over: 24 pictures learned before\n" in told, "and not one by one, where nobody finds the others"
 
     lines = said(capsys, "predict", "mine.learner", "photos/red/0.png", "photos", "--quiet").splitlines()
     assert lines[0].startswith("photos/red/0.png: red ")

@@ -69,5 +69,5 @@ def _new(arguments: argparse.Namespace) -> int:
     keeper = Keeper.new(Path(arguments.learner), **given)
     budget = keeper.document.given.get("budget")
     room = f", with {format_bytes(int(budget))} of memory" if isinstance(budget, int) else ""
-    print(f"{keeper.path}: a new learner{room}; teach it with `protocore learn {keeper.path} FOLDER`")
+    print(f"{keeper.path}: a new learner{room}; teach it with `protocore learn {keeper.quoted} FOLDER`")
     return 0

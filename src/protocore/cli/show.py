@@ -32,7 +32,7 @@ def _show(arguments: argparse.Namespace) -> int:
         raise UserError(f"{shown(arguments.folder)} is one word too many: give one run, or `runs FOLDER`")
     if arguments.folder is not None or arguments.run == "runs" or _holds_runs(path):
         return _show_runs(Path(arguments.folder or path), arguments.json)
-    if path.is_file() and path.suffix.lower() != ".json":
+    if path.suffix.lower() == ".learner" or (path.is_file() and path.suffix.lower() != ".json"):
         from protocore.cli.show_learner import show_learner
 
         return show_learner(path, arguments.json, arguments.all, arguments.pictures)

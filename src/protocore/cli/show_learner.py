@@ -25,7 +25,7 @@ def show_learner(path: Path, as_json: bool, everything: bool, pictures: Path | N
     if as_json:
         print(json.dumps(shown.to_json()))
     else:
-        _tell(shown, everything)
+        _tell(keeper, shown, everything)
     if pictures is not None and not as_json:
         print(f"Pictures of the memory: {pictures}")
     return 0
@@ -47,14 +47,14 @@ def _draw(keeper: Keeper, path: Path) -> None:
                   title=f"Exemplars of {keeper.path.name}")
 
 
-def _tell(shown: Shown, everything: bool) -> None:
+def _tell(keeper: Keeper, shown: Shown, everything: bool) -> None:
     from protocore.cli.terminal import Terminal
     from protocore.config import format_bytes
 
     console = Terminal()
     budget = f" of {format_bytes(shown.budget)}" if shown.budget else ""
     if shown.method is None:
-        print(f"{shown.path}: has learned nothing yet; `protocore learn {shown.path} FOLDER` teaches it")
+        print(f"{shown.path}: has learned nothing yet; `protocore learn {keeper.quoted} FOLDER` teaches it")
         return
     print(f"{shown.path}: {shown.method} on {shown.backbone}, pictures of {shown.image_size} x {shown.image_size}")
     if shown.choice:

@@ -64,16 +64,20 @@ class Bar(Report):
 
 
 def tell_skipped(skipped: Sequence[Skip]) -> None:
-    """Which files were left out, to standard error: the first ones by name, all of them by number."""
+    """Which files were left out, to standard error: the first ones by name, all of them by number; those that were
+    learned before by number alone, as they are no matter."""
     from protocore.config import plural
+    from protocore.field.sources import BEFORE
 
-    if not skipped:
-        return
-    print(f"left out: {plural(len(skipped), 'file')}", file=sys.stderr)
-    for skip in skipped[:LISTED]:
+    left = [skip for skip in skipped if skip.why != BEFORE]
+    if left:
+        print(f"left out: {plural(len(left), 'file')}", file=sys.stderr)
+    for skip in left[:LISTED]:
         print(f"  {safe(skip.file)}: {safe(skip.why)}", file=sys.stderr)
-    if len(skipped) > LISTED:
-        print(f"  and {len(skipped) - LISTED:,} more (--json lists them all)", file=sys.stderr)
+    if len(left) > LISTED:
+        print(f"  and {len(left) - LISTED:,} more (--json lists them all)", file=sys.stderr)
+    if len(left) < len(skipped):
+        print(f"passed over: {plural(len(skipped) - len(left), 'picture')} {BEFORE}", file=sys.stderr)
 
 
 def safe(text: str) -> str:

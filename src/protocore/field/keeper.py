@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,13 +87,19 @@ class Keeper:
         """The learner as it is in the file now."""
         learner = self._open().learner
         if learner is None:
-            raise UserError(f"{self.path}: has learned nothing yet; teach it with `protocore learn {self.path} FOLDER`")
+            raise UserError(f"{self.path}: has learned nothing yet; teach it with `protocore learn {self.quoted} "
+                            "FOLDER`")
         return learner
 
     @property
     def document(self) -> Document:
         """What the file says beside the learner."""
         return self._open().document
+
+    @property
+    def quoted(self) -> str:
+        """The path as a shell takes it."""
+        return shlex.quote(str(self.path))
 
     @property
     def checkpoint(self) -> Path:
@@ -119,7 +126,8 @@ class Keeper:
         try:
             found = self.path.stat()
         except FileNotFoundError:
-            raise DataError(f"{self.path}: there is no such file; make one with `protocore new {self.path}`") from None
+            raise DataError(f"{self.path}: there is no such file; make one with `protocore new {self.quoted}`"
+                            ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path}: cannot be read ({getattr(error, 'strerror', None) or error}); give the path "
                             "of a learner's file") from None
