@@ -1,8 +1,8 @@
 """Our training loop's images per second against a bare PyTorch loop of the same network, batch and augmentation.
 
 With `replay` both show the network as many stored pictures as new ones; bfloat16 is left out where the processor has
-no units for it. Both train on the same random pictures, in turns, so that whatever else the machine does hits both alike.
-The figure is a ratio: 1 means that the loop costs nothing. Writes results/overhead.json.
+no units for it. Both train on the same random pictures, in turns, so that whatever else the machine does hits both. The
+figure is a ratio: 1 means that the loop costs nothing. Writes results/overhead.json.
 
     python benchmarks/overhead.py [--rounds 7] [--threads 1]
 """
