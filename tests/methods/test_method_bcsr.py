@@ -323,6 +323,14 @@ def test_when_chance_picks():
     assert not any(states(online)[:2])
 
 
+def test_in_a_later_window_of_an_online_stream_chance_picks_nothing_either():
+    mine = learner(online=True)
+    mine.learn_window(task_of([0, 1] * 8)[0])
+    begin(mine, task_of([2, 3] * 8)[0], keep_optimizer=True)
+    assert len(picking(mine).store)
+    assert not picking(mine).warming_up(batch_of([0, 1], first_pass=True))
+
+
 def test_the_memory_is_the_heaviest_of_each_class():
     mine = learner(kappa=1.0, spc=3, draw="top", candidates=0)
     task, images = task_of([0, 1, 2] * 7)

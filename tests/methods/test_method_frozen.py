@@ -347,6 +347,17 @@ def test_two_memories_of_unequal_width_become_one_of_the_narrower(name, widths):
         torch.testing.assert_close(found[key], wanted[key], atol=1e-5, rtol=1e-5)
 
 
+def test_two_of_ranpac_choose_the_penalty_by_what_both_have_held_out():
+    mine, other = (exact("ranpac", project="5") for _ in range(2))
+    mine.learn(task_of([0, 1] * 15, images=pictures([0, 1] * 15)))
+    other.learn(task_of([0, 1] * 15, images=pictures([2, 3] * 15, seed=1)))
+    errors = [one.memory()["statistics/errors"].clone() for one in (mine, other)]
+    assert all(bool(one.any()) for one in errors)
+    mine.method.seen = [0, 1, 2, 3]
+    mine.method.absorb(other.method, {0: 2, 1: 3})
+    torch.testing.assert_close(mine.memory()["statistics/errors"], errors[0] + errors[1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_too_small_a_budget_is_refused_before_anything_is_learned(name):
     with pytest.raises(BudgetError, match="--budget 200 bytes cannot hold 2 classes") as refused:

@@ -358,6 +358,16 @@ def test_a_fresh_head_only_where_it_is_asked_for():
         assert torch.equal(learner.net.head.weight, before)  # a window without a new class
 
 
+def test_a_fresh_head_begins_as_heads_of_this_network_do():
+    learner = make(fresh_head=True)
+    learner.net.head.xavier = True
+    learner.learn(task_of([0, 1] * 6))
+    begin(learner, task_of([2, 3] * 6))
+    assert learner.net.head.bias is not None
+    assert not learner.net.head.bias.any()
+    assert learner.net.head.weight.any()
+
+
 def test_online_the_memory_alone_is_learned_after_each_window():
     learner = make(online=True, epochs=3, batch=6, replay_batch=5, spc=4)
     seen = watch(learner)
