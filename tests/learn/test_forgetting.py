@@ -180,6 +180,21 @@ def test_the_optimisers_state_goes_along_and_online_learning_goes_on() -> None:
     assert mine.scores(NEW).isfinite().all()
 
 
+def test_with_its_last_class_what_is_trained_beside_the_network_begins_anew() -> None:
+    mine = taught("onpro", [(0,)])
+    assert mine.method.extra is not None
+    before = mine.method.extra.weight.detach().clone()
+    mine.forget(NAMES[0])
+    assert not torch.allclose(mine.method.extra.weight, before, atol=1e-3)
+
+
+def test_what_was_held_for_the_last_task_goes_with_any_class() -> None:
+    mine = taught("protocore")
+    assert "table" in mine.method.scratch()
+    mine.forget(NAMES[0])
+    assert mine.method.scratch() == {}
+
+
 def test_a_method_that_does_not_say_how_is_refused_before_anything_is_changed() -> None:
     mine = taught("er")
     before = {k: v.clone() for k, v in mine.memory().items()}
