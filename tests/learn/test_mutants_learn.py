@@ -11,6 +11,7 @@ from helpers import learner, marked, task_of
 from protocore.config import Settings
 from protocore.data.images import ArrayImages, array_set
 from protocore.data.stream import Stream, Task
+from protocore.learn.ahead import evaluate_ahead
 from protocore.learn.cflat import flat_step
 from protocore.learn.evaluate import evaluate
 from protocore.learn.learner import Learner
@@ -173,3 +174,25 @@ def test_with_its_last_class_a_learner_forgets_how_sure_it_was() -> None:
     assert mine.temperature == 3.0
     mine.forget(1)
     assert mine.temperature == 1.0
+
+
+def test_before_a_task_is_learned_one_output_of_each_class_is_asked_however_many_it_has(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.array([0, 1, 2, 3] * 4)
+    some = array_set(ArrayImages(marked(labels)), labels, tuple("abcd"))
+
+    class Sure:
+        """Right by the first of a class's four outputs, and loud in the others."""
+
+        def grow(self, outputs: int) -> None:
+            self.outputs = outputs
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            logits = torch.full((len(x), self.outputs), 5.0)
+            logits[:, ::4] = 0
+            logits[torch.arange(len(x)), 4 * (255 * x[:, 0, 0, 0]).round().long()] = 1
+            return logits
+
+    mine = learner("pass")
+    monkeypatch.setattr(mine.net, "frozen_copy", Sure)
+    assert evaluate_ahead(mine, Stream(some, some, classes_per_task=2), 1, {}) == (100, 100)
