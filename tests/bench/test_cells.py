@@ -212,6 +212,15 @@ def test_a_server_whose_parent_was_killed_ends_without_a_word(tmp_path: Path) ->
     assert server.wait() == 0
 
 
+def test_a_finished_cell_counts_where_its_data_are_the_same_or_not_here(tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    (cell,) = tiny(["finetune"], [0])
+    run(cell.config(), folder_of(cell, tmp_path))
+    for digest, there in ((None, True), ("0" * 64, False)):
+        monkeypatch.setattr("protocore.bench.cells.cell.data_of", lambda config, digest=digest: digest)
+        assert (stored(cell, tmp_path) is not None) is there
+
+
 # -- the plan ----------------------------------------------------------------------------------------------------
 
 
