@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import protocore
+from protocore.methods.base import Batch
 from protocore.methods.parts.neighbours import LEAST, vote
 
 
@@ -63,6 +64,17 @@ def test_what_was_learned_since_changes_the_vote():
     after = learner.method.predictor()
     assert len(after.labels) > len(before.labels)
     assert not torch.allclose(after.exemplars[: len(before.labels)], before.exemplars, atol=1e-3)
+
+
+def test_inside_a_task_exemplars_vote_as_the_network_sees_them_after_each_step():
+    learner = learned(neighbours=0.2)
+    before = learner.method.predictor()
+    with torch.no_grad():
+        for p in learner.net.backbone.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    nothing = torch.empty(0)
+    learner.method.after_step(Batch(nothing, nothing, nothing, nothing, first_pass=True))
+    assert not torch.allclose(learner.method.predictor().exemplars, before.exemplars, atol=1e-3)
 
 
 def test_mirrored_pictures_have_the_same_scores_and_they_are_the_mean_of_both():

@@ -213,6 +213,27 @@ def test_distillation_holds_old_outputs_on_current_and_replayed_pictures(draws_i
     assert mine.method.loss(batch).item() - total(mine, batch) == pytest.approx(0.6 * slow, rel=1e-4)
 
 
+def test_a_class_of_the_task_has_no_teacher_though_it_came_before(draws_in_turn):
+    mine = make(**WEIGHTS, distill=0.6, distill_temperature=2.0, task_temperature=3.0)
+    mine.learn(task_of([0, 1, 2] * 8))
+    before = mine.net.frozen_copy()
+    begin(mine, task_of([2, 3] * 8, seed=1))
+    with torch.no_grad():
+        for p in mine.net.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    batch = batch_of([2, 3, 3, 2, 3])
+    images, labels = kept(mine, "coded")
+    x = torch.cat([batch.x, images[[i % len(labels) for i in range(mine.settings.replay_batch)]]])
+    losses = []
+    for weight in (0.6, 0.0):
+        mine.method.options = dataclasses.replace(mine.method.options, distill=weight)
+        losses.append(mine.method.loss(batch).item())
+    with torch.no_grad():
+        student, teacher = mine.net(x)[:, :2] / 6, before(x)[:, :2] / 6
+        slow = -float((teacher.softmax(1) * student.log_softmax(1)).sum(1).mean())
+    assert losses[0] - losses[1] == pytest.approx(0.6 * slow, rel=1e-3)
+
+
 def test_the_teacher_is_the_network_before_the_task_and_gone_after_it():
     mine = make(distill=1.0)
     mine.learn(task_of([0, 1] * 8))
