@@ -1,5 +1,9 @@
 """Small changes of the code that no other test would see."""
 
+import itertools
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -92,3 +96,13 @@ def test_networks_that_a_distribution_is_seen_by_are_taken_one_after_the_other(m
     match(torch.randn(4, 1, 4, 4), Distribution(Pixels((1, 4, 4)), no_goals(4), reals,
                                                 Learned(flat, lambda x, y: x.sum() * 0), how), steps=6, lr=0.1)
     assert [number for number, drawn in asked if drawn] == [0, 1, 2]
+
+
+def test_steps_towards_a_distribution_get_shorter_along_half_a_cosine() -> None:
+    """Under a slope that is the same everywhere a step of Adam is as long as its rate."""
+    codec, steps = Coarse(), 4
+    slope = SimpleNamespace(codec=codec, weights=Weights(), how=Matching(every=1), sight=lambda *which: None,
+                            loss=lambda z, sight: (z.sum(), z))
+    match(torch.zeros(2, 1, 4, 4), slope, steps=steps, lr=0.1)
+    lengths = [float((a - b).mean()) for a, b in itertools.pairwise(codec.met)]
+    assert lengths == pytest.approx([0.05 * (1 + math.cos(math.pi * k / steps)) for k in range(steps)], rel=1e-3)

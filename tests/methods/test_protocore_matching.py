@@ -138,6 +138,18 @@ def test_refresh_lets_stored_exemplars_stand_for_samples_that_are_gone(made: lis
     assert kept(mine)[1].bincount().tolist() == [2] * 4
 
 
+def test_stored_exemplars_of_a_class_that_returns_are_none_of_its_samples(made: list[Distribution],
+                                                                          shown: list[Tensor]) -> None:
+    mine = make(refresh=True)
+    mine.learn(task_of([0, 1] * 12))
+    mine.learn(task_of([1, 2] * 12, seed=1))
+    new = {picture.numpy().tobytes() for picture in task_of([1, 2] * 12, seed=1).take(torch.arange(24))}
+    labels = made[1].reals.labels
+    real = [picture.numpy().tobytes() in new for picture in (shown[1] * 255).round().to(torch.uint8)]
+    assert real == (labels != 0).tolist()
+    assert labels.bincount()[0] == 2
+
+
 def test_the_label_loss_is_that_of_the_network_over_seen_classes(made: list[Distribution]) -> None:
     mine = make(task_temperature=2.0)
     mine.learn(task_of([0, 1] * 12))
