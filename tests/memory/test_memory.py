@@ -836,6 +836,7 @@ def test_allowances_by_number() -> None:
     assert Allowance(budget=1099).total(7, flat) == 10
     assert Allowance(budget=99).total(7, flat) == 7  # one each: whether they fit is checked elsewhere
     assert Allowance(capacity=7).total(7, flat) == 7
+    assert Allowance(capacity=5).total(7, flat) == 7
     assert Allowance(budget=10**30).total(7, flat) == MOST
     with pytest.raises(UserError, match=r"--spc.*--capacity.*--budget"):
         Allowance().total(7, flat)

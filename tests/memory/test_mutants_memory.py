@@ -80,3 +80,11 @@ def test_what_stays_within_a_budget_stays_where_it_lay() -> None:
     assert 2 < len(left) < 12
     places = [stored.index(data) for data in left]
     assert places == sorted(places)
+
+
+def test_one_of_each_class_stays_however_small_the_budget_is() -> None:
+    torch.manual_seed(0)
+    store = ExemplarStore(codec_named("webp:90", (3, 16, 16)))
+    store.add(torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8), torch.tensor([0] * 6 + [1] * 4 + [2] * 2))
+    assert settle(1, store, store.tensors)
+    assert store.counts() == {0: 1, 1: 1, 2: 1}
