@@ -67,6 +67,7 @@ def many_scans(scans: int) -> bytes:
     (tiff((270, 2, 4000, 8))[:15], "truncated"),
     (b"GIF89a" + b"!\xfe\1x\0" * 10_001, "10,001 comments"),
     (b"BM" + bytes(28) + b"\1\0\0\0" + bytes(5 << 20), "bytes of runs"),
+    (b"BM" + bytes(28) + b"\2\0\0\0" + bytes(5 << 20), "bytes of runs"),
     (b"P3 12 12 255\n" + b"0 " * (3 << 20), "bytes of text"),
     (b"P6" + b" " * 5000 + b"12 12 255\n", "no size of a picture within"),
     (b"P6 #" + b"x" * 5000 + b"\n12 12 255\n", "no size of a picture within"),

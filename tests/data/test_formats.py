@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import pickle
 import struct
@@ -262,6 +263,16 @@ def test_a_spoilt_cache_is_made_again(tmp_path: Path, spoil) -> None:  # type: i
     again = cached(source, "key", tmp_path)
     assert source.taken == 20
     assert np.array_equal(everything(again.images), source._array)
+
+
+def test_what_was_found_in_making_a_cache_is_sealed_with_it(tmp_path: Path) -> None:
+    source = Counted(random_images(10, 3, 4, 4))
+    cached(source, "key", tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    document["told"]["cut"] = 7
+    path.write_text(json.dumps(document))
+    assert cached(source, "key", tmp_path).cut == 0
 
 
 def test_a_cache_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
