@@ -19,6 +19,7 @@ from protocore.data.benchmarks import open_stream
 from protocore.data.stream import Task
 from protocore.errors import DataError, SealError, UserError
 from protocore.learn.evaluate import evaluate
+from protocore.learn.features_kept import KeptFeatures
 from protocore.learn.files import read_checkpoint
 from protocore.learn.front import HEADROOM, Front
 from protocore.learn.learner import Learner
@@ -157,6 +158,24 @@ def test_features_are_kept_between_runs(tmp_path: Path, monkeypatch: pytest.Monk
     passed.clear()
     run_config(configure(flags | {"method": "ncm", "seed": 4}), tmp_path / "other")
     assert not passed  # the network is the same whatever the seed
+
+
+def test_the_seconds_of_kept_features_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    of = KeptFeatures.of
+
+    def slow(self: KeptFeatures, images: Tensor, make: Any) -> Tensor:
+        calls.append(len(images))
+        self.spared += 1000
+        return of(self, images, make)
+
+    monkeypatch.setattr(KeptFeatures, "of", slow)
+    one = learner("ncm")
+    one.keep_features(tmp_path)
+    for classes in ((0, 1), (2, 3), (4, 5)):
+        one.partial_fit(*digits(classes))
+    assert sum(calls) == 120
+    assert 0 < one.seconds["features"] - 1000 * len(calls) < 500
 
 
 def test_a_picture_goes_through_the_front_once(monkeypatch: pytest.MonkeyPatch) -> None:
