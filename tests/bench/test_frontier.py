@@ -11,7 +11,7 @@ from PIL import Image
 
 from protocore.bench.compared import Spread, gather, protocols
 from protocore.bench.csvs import csv_of
-from protocore.bench.frontier import area, areas, floor_of, lines_of, paper_marks, rooms, winners
+from protocore.bench.frontier import area, areas, floor_of, in_colour, lines_of, paper_marks, rooms, winners
 from protocore.cli import main
 from protocore.errors import DataError, UserError
 from protocore.files import tensor_sizes
@@ -73,6 +73,16 @@ def test_winners_by_room_and_whether_their_lead_is_more_than_noise(tmp_path: Pat
     assert last.clear is False, "half a point is less than twice its error"
     alone = winners([g for g in protocol.rivals if g.first.method == "er"])
     assert [(s.rival, s.clear) for s in alone] == [(None, None)] * 2
+
+
+def test_who_wins_a_room_has_a_colour_however_small_its_area(tmp_path: Path, source: Path) -> None:
+    folder = several(tmp_path / "stored", source)
+    write(folder, "late", document(source, method="icarl", spc=9, codec="pixels", bytes=18000, A_T=70.0))
+    (protocol,) = protocols(gather([folder])[0])
+    derpp, er, icarl = areas(protocol, decoder=False)
+    assert [step.winner.line for step in winners(protocol.rivals)] == [derpp, icarl]
+    assert in_colour(protocol, 2) == [derpp, icarl, er]
+    assert in_colour(protocol, 3) == [derpp, er, icarl]
 
 
 def test_a_decoder_that_is_counted_moves_a_memory(source: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from protocore.bench.cells import Cell, Listener, Outcome, cells_of, folder_of, run_cells, stored
+from protocore.bench.cells.ray_engine import _cluster
 from protocore.bench.cells.slot import LOG
+from protocore.errors import UserError
 
 pytest.importorskip("ray")
 CELLS = cells_of(["er"], ["digits"], seeds=[0, 1, 2], sizes=[{"spc": 2}],
@@ -38,6 +40,30 @@ def kill_a_ray_worker(runs: Path, killed: list[str], over: threading.Event) -> N
                 os.kill(pid, signal.SIGKILL)
                 killed.append(checkpoint.parent.name)
                 return
+
+
+def test_a_cluster_that_does_not_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    said: list[str] = []
+
+    def init(**_: object) -> None:
+        said.append("init")
+        if said.count("init") <= failures:
+            raise RuntimeError("timed out")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: said.append("shutdown"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    failures = 1
+    with _cluster(None, 2, 1):
+        assert said == ["init", "shutdown", "init"]
+    for address, starts, way in ((None, 2, "leave --engine out"), ("auto", 1, "leave --address out")):
+        said.clear()
+        failures = 9
+        with pytest.raises(UserError, match=way), _cluster(address, 2, 1):
+            pass
+        assert said == ["init", "shutdown"] * starts
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from protocore.bench.report import exemplars, report
 from protocore.bench.report.axes import counted, log_ticks, nice_top, ticks
 from protocore.bench.report.charts import curve_looks
 from protocore.bench.report.markup import Html, el, join, text
-from protocore.bench.report.measured import _signed
+from protocore.bench.report.measured import _seconds, _signed
 from protocore.cli import main
 from protocore.files import serialise
 from reports import HOSTILE, document, several, write
@@ -71,6 +71,19 @@ def test_the_verdict_stands_first_with_winners_and_error_bars(page: str) -> None
     assert "within noise" in page
     assert "All data at once (upper bound)" in page
     assert "Nothing kept (lower bound)" in page
+
+
+def test_another_memory_of_the_same_bytes_is_not_said_to_need_less(tmp_path: Path, source: Path) -> None:
+    for size, said in ((1990, False), (1500, True)):
+        folder = tmp_path / str(size)
+        write(folder, "best", document(source, method="er", spc=9, codec="pixels", bytes=2000, A_T=60.0))
+        write(folder, "near", document(source, method="derpp", spc=9, codec="pixels", bytes=size, A_T=59.0))
+        assert ("in the least bytes" in report(gather([folder])[0])) is said
+
+
+def test_seconds_below_ten_are_not_rounded_away() -> None:
+    assert [_seconds(value) for value in (1234.5, 12.3, 9.96, 0.31, 0.012)] == \
+        ["1,234", "12", "10.0", "0.3", "0.012"]
 
 
 def test_a_memory_looks_the_same_in_both_charts(tmp_path: Path, source: Path) -> None:
@@ -267,9 +280,16 @@ def test_the_demo_ends_in_the_page(tmp_path: Path, source: Path, monkeypatch: py
     done = execute.Done(read_result(source), source, True)
     monkeypatch.setattr(execute, "execute", lambda *_, **__: done)
     monkeypatch.setattr(demo, "DEMO", ({"method": "finetune"},))
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
     assert main(["demo", "--runs", str(tmp_path)]) == 0
     page = tmp_path / "demo-report.html"
-    assert str(page) in capsys.readouterr().out.splitlines()[-1]
+    said = capsys.readouterr().out
+    assert str(page) in said.splitlines()[-1]
+    assert "keeps" not in [line.strip() for line in said.splitlines()], "no line is broken twice"
+    assert not opened
+    assert main(["demo", "--runs", str(tmp_path), "--open"]) == 0
+    assert opened == [page.as_uri()]
     assert "ProtoCore: the demo" in page.read_text()
 
 

@@ -333,6 +333,10 @@ def test_missing_numbers_are_dashes_and_are_named(tmp_path: Path) -> None:
     assert "| Contrastive  | **81.5 ± 0.7** (2) | **31.17 ± 0.83** |  +50.3 |" in text
     assert "| Prototypical |   – |" in text
     assert "- Missing on S-TinyImageNet, T = 20: every run, as its data are not here.\n" in text
+    assert "those that are stored; how many in brackets. Best in bold, second best underlined." in text
+    text = (tmp_path / "out" / "loss-ablation.tex").read_text()
+    assert "those that are stored. Best in red, second best in blue and underlined." in text
+    text = (tmp_path / "out" / "loss-ablation.md").read_text()
     assert "FeCAM" not in text
 
     write(plan(EXHIBITS["cost-cifar100"], SCALES["fast"], tmp_path), tmp_path / "out", "protocore reproduce")

@@ -130,6 +130,15 @@ def areas(protocol: Protocol, *, decoder: bool) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def in_colour(protocol: Protocol, most: int) -> list[str]:
+    """The memories by area, those first that are drawn in a colour of their own: at most so many, and of these every
+    one that is best in some room, however small its area is."""
+    names = list(areas(protocol, decoder=False))
+    won = {step.winner.line for decoder in (False, True) for step in winners(protocol.rivals, decoder=decoder)}
+    own = sorted(names, key=lambda name: name not in won)[:most]
+    return sorted(names, key=lambda name: name not in own)
+
+
 def rooms(low: float, high: float) -> list[float]:
     """Round numbers of bytes (1, 2, 5, 10...) from the first that holds `low` to the first that holds `high`."""
     made: list[float] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from protocore.bench.compared import Protocol
 from protocore.bench.fonts import drawable
-from protocore.bench.frontier import Line, areas, lines_of, network_bytes, paper_marks
+from protocore.bench.frontier import Line, in_colour, lines_of, network_bytes, paper_marks
 from protocore.bench.style import COLOURS, FAINT, MARKERS, figure_at, short
 from protocore.config import format_bytes
 from protocore.errors import UserError
@@ -24,7 +24,7 @@ def frontier_figure(protocol: Protocol, path: Path) -> None:
     lines = lines_of(protocol)
     if not lines:
         raise UserError(f"{protocol.name}: no run there keeps anything, so there is nothing to draw against bytes")
-    order = list(areas(protocol, decoder=False))
+    order = in_colour(protocol, MOST_LINES)
     lines.sort(key=lambda line: order.index(line.name))
     shared = any(r.decoder_bytes for g in protocol.rivals for r in g.results)
     names = [protocol.name, *order, *(g.label for g in protocol.levels)]

@@ -17,6 +17,7 @@ DEMO: tuple[dict[str, Any], ...] = (
 def add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="learn the embedded digits with three methods; a table and a page")
     demo.add_argument("--runs", default="runs", help="folder of run folders (default: runs)")
+    demo.add_argument("--open", action="store_true", help="open the page in the browser")
     demo.set_defaults(do=_demo)
 
 
@@ -32,12 +33,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     done = [execute(configure({**flags, "benchmark": "digits"}), runs, again=True) for flags in DEMO]
     results = [run.result for run in done]
     console = Terminal()
-    console.print(f"The digits 0 to 9 in five tasks of two. Both memories may have {BUDGET:,} bytes: er keeps\n"
+    console.print(f"The digits 0 to 9 in five tasks of two. Both memories may have {BUDGET:,} bytes: er keeps "
                   "pictures as they are, protocore keeps codes of them. finetune keeps nothing.\n", highlight=False)
     console.print(summary_table(results, width=console.width))
     figures.accuracy_curves(results, runs / "demo-accuracy.png")
     console.print("Pictures:")
     for picture in [*sorted(runs.glob("demo-*.png")), *(p for run in done for p in sorted(run.folder.glob("*.png")))]:
         console.print(f"  {picture}", soft_wrap=True)
-    write_report([run.folder for run in done], runs / "demo-report.html", title="ProtoCore: the demo")
+    write_report([run.folder for run in done], runs / "demo-report.html", title="ProtoCore: the demo",
+                 opened=arguments.open)
     return 0

@@ -29,6 +29,7 @@ from protocore.files import hold_folder, read_bytes, write_atomic
 from protocore.runs.result import RESULT
 
 RETRIES = 5  # of a cell whose worker is killed
+STARTS = 2  # of a cluster of our own: Ray gives up after half a minute, which is short where a machine is busy
 GRACE = 20.0  # seconds that stopped cells have for their checkpoints
 LOOK = 0.5  # seconds between two looks
 MOST_FILE = 4 << 30  # bytes of a file that comes home
@@ -96,11 +97,18 @@ def _cluster(address: str | None, workers: int, threads: int) -> Iterator[None]:
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
     if workers and not address:
         own["num_cpus"] = workers * threads
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-    except Exception as error:  # Ray has many classes for it
-        raise UserError(f"--engine ray: there is no Ray cluster at {address or 'this machine'} ({error}); start one "
-                        "with `ray start --head`, or leave --address out") from None
+    for left in reversed(range(1 if address else STARTS)):
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+            break
+        except Exception as error:  # Ray has many classes for it
+            ray.shutdown()  # of what has begun
+            if left:
+                continue
+            why = f"there is no Ray cluster at {address} ({error}); start one with `ray start --head`, or leave " \
+                "--address out" if address else f"Ray did not start on this machine ({error}), which may be too busy " \
+                "for it; leave --engine out, and the grid goes without Ray"
+            raise UserError(f"--engine ray: {why}") from None
     try:
         yield
     finally:

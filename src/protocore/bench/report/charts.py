@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from protocore.bench.compared import Group, Protocol
-from protocore.bench.frontier import Line, Mark, areas, lines_of, paper_marks
+from protocore.bench.frontier import Line, Mark, in_colour, lines_of, paper_marks
 from protocore.bench.report.axes import (
     COLOURS,
     NARROW,
@@ -35,7 +35,7 @@ MOST_LINES = 10  # memories with a colour of their own; all others are grey dots
 
 def frontier_chart(protocol: Protocol, *, decoder: bool) -> Html:
     """A_T against bytes kept on a log axis: a line a memory, error bars over seeds, levels and the paper's figures."""
-    order = list(areas(protocol, decoder=False))  # the same colours, whether the decoder is counted or not
+    order = in_colour(protocol, MOST_LINES)  # the same colours, whether the decoder is counted or not
     lines = sorted(lines_of(protocol), key=lambda line: order.index(line.name))
     strong, faint = lines[:MOST_LINES], lines[MOST_LINES:]
     marks = paper_marks(protocol)
@@ -63,7 +63,7 @@ def frontier_chart(protocol: Protocol, *, decoder: bool) -> Html:
 
 def frontier_legend(protocol: Protocol) -> Html:
     """What the lines of both charts are."""
-    names, marks = list(areas(protocol, decoder=False)), paper_marks(protocol)
+    names, marks = in_colour(protocol, MOST_LINES), paper_marks(protocol)
     strong, faint = names[:MOST_LINES], names[MOST_LINES:]
     entries: list[tuple[Html, Child]] = [(sign(k), name) for k, name in enumerate(strong)]
     if faint:
@@ -131,7 +131,7 @@ def curve(group: Group) -> list[tuple[int, float]]:
 def curve_looks(protocol: Protocol, shown: Sequence[Group]) -> list[int]:
     """A kind looks as its memory does in the chart of bytes; of two sizes of one memory the second takes what is free.
     """
-    order = {name: k for k, name in enumerate(list(areas(protocol, decoder=False))[:COLOURS])}
+    order = {name: k for k, name in enumerate(in_colour(protocol, MOST_LINES)[:COLOURS])}
     taken: dict[str, int] = {}
     for group in shown:
         if (k := order.get(group.line)) is not None and k not in taken.values():

@@ -194,7 +194,7 @@ def costs(protocol: Protocol, link: Link) -> Html:
         for _, of in more:
             found = g.over_seeds(of)
             extra.append(_words(found) if found else NONE)
-        total = el("span", f"{sum(v for _, v in known):,.0f} s", class_="dim nb")
+        total = el("span", f"{_seconds(sum(v for _, v in known))} s", class_="dim nb")
         rows.append(el("tr", el("th", link(g, g.label), scope="row"), el("td", chart, total, class_="cost"),
                        numbers([f"{value.mean:,.1f}" if value else NONE for _, value in means]),
                        numbers(extra)))
@@ -234,6 +234,10 @@ def _words(value: Spread) -> str:
     if value.mean >= 1e7:
         return flop_words(value.mean)
     return spread(value) if value.mean < 100 else f"{value.mean:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.05 else f"{value:.2g}"
 
 
 def _signed(value: float) -> str:

@@ -49,7 +49,7 @@ def _cards(protocol: Protocol, link: Link) -> Html:
         # The least memory that comes near: nine tenths of the way from nothing to the best.
         near = floor_of(protocol) + 0.9 * (best.accuracy.mean - floor_of(protocol))
         least = min((g for g in rivals if g.accuracy.mean >= near), key=Group.bytes)
-        if least is not best:
+        if format_bytes(least.bytes()) != format_bytes(best.bytes()):
             cards.append(_card("Nearly as accurate, in the least bytes", link(least, least.label), least))
     for level in protocol.levels:
         word = "All data at once (upper bound)" if level.first.saw_everything else \

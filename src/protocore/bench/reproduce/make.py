@@ -21,6 +21,9 @@ from protocore.runs.result import Result
 CSV = ("table", "scale", "row", "method", "exemplars", "benchmark", "measure", "ours", "deviation", "seeds", "paper",
        "paper_deviation", "difference", "command")
 DIGITS = 6  # decimals in a CSV file
+# How numbers are to be read: what says how many seeds there are, and what the marks mean.
+MARKDOWN = "; how many in brackets", "Best in bold, second best underlined"
+LATEX = "", "Best in red, second best in blue and underlined"
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,9 @@ def write(made: Plan, out: Path, words: str) -> list[Path]:
         draw = {"dots": pictures.dots_figure, "lines": pictures.lines_figure, "curves": pictures.curves_figure}
         draw[exhibit.picture](filled, picture)
         sheets, table = sheets_of(filled), csv_text(CSV, _csv_rows(filled))
-    document = Document(exhibit.name, exhibit.title, sheets, _lines(filled, words), picture.name)
-    for file, text in zip(files, (markdown(document), table, latex(document)), strict=False):
+    document = Document(exhibit.name, exhibit.title, sheets, _lines(filled, words, MARKDOWN), picture.name)
+    printed = latex(replace(document, lines=_lines(filled, words, LATEX)))
+    for file, text in zip(files, (markdown(document), table, printed), strict=False):
         write_atomic(file, text.encode())
     return files
 
@@ -117,14 +121,15 @@ def _way(made: Plan, filled: Filled) -> maps.Way | None:
     return None
 
 
-def _lines(filled: Filled, words: str) -> list[str]:
+def _lines(filled: Filled, words: str, reading_of: tuple[str, str]) -> list[str]:
     exhibit, scale = filled.exhibit, filled.scale
+    counts, marks = reading_of
     first, last = filled.paper.lines
     seeds = ", ".join(map(str, filled.seeds))
-    reading = f"Mean ± standard deviation over the seeds {seeds}, those that are stored; how many in brackets." \
+    reading = f"Mean ± standard deviation over the seeds {seeds}, those that are stored{counts}." \
         if len(filled.seeds) > 1 and exhibit.picture != "maps" else f"One run each, seed {seeds.partition(',')[0]}."
     if exhibit.picture != "maps":
-        reading += " Best in bold, second best underlined. Δ: ours less the paper's."
+        reading += f" {marks}. Δ: ours less the paper's."
     methods = {row.flags["method"] for row in exhibit.rows}
     return [f"Made by `{words}`. Scale `{scale.name}`: {scale.words}.", reading, *exhibit.notes,
             *(note for method, note in scale.notes.items() if method in methods),
