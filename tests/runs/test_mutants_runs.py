@@ -51,3 +51,20 @@ def test_online_what_takes_no_steps_any_more_is_measured_where_each_task_ends(
     result = run(config, tmp_path)
     assert measured == [(1, 2), (2, 4), (3, 6), (4, 8)]
     assert [len(row) for row in result.class_incremental.R] == [1, 2, 3, 4]
+
+
+def test_online_a_task_is_measured_at_the_very_step_that_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                ) -> None:
+    measured: list[tuple[int, int]] = []
+    evaluate = job.evaluate
+
+    def watched(learner: Learner, stream: Stream, tasks: int, kept: dict[int, Tensor]) -> Row:
+        measured.append((tasks, learner.images_learned))
+        return evaluate(learner, stream, tasks, kept)
+
+    monkeypatch.setattr(job, "evaluate", watched)
+    config = configure({"method": "finetune", "benchmark": "digits", "online": True, "online_window": 1000,
+                        "images_per_class": 20, "batch": 10, "backbone": "mlp", "width": 8, "tasks": 3,
+                        "augment": "none", "threads": 1})
+    run(config, tmp_path)
+    assert measured == [(1, 40), (2, 80), (3, 120)]
