@@ -191,6 +191,8 @@ def test_best_and_second_best() -> None:
     filled = fill(EXHIBITS["main"], SMOKE, [], {})
     assert filled.marks(Column("cifar100-10", "A_T"))[1] == {"protocore-20+1": "best", "pbcs": "second"}
     assert filled.marks(Column("cifar100-10", "A_L"))[1] == {"pbcs": "best", "bcsr": "second"}  # as printed
+    quick = fill(EXHIBITS["condense-time"], SMOKE, [], {})
+    assert quick.marks(Column("cifar100-10", "condense_s"))[1] == {"csrel": "best", "protocore": "second"}
 
 
 def test_what_looks_equal_has_one_mark() -> None:
@@ -388,6 +390,7 @@ def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     some = plan(EXHIBITS["main"], SCALES["paper"], tmp_path, seeds=[7], root=str(tmp_path / "some"))
     assert some.left_out == ("tinyimagenet-20", "imagenet1k-100")
     assert len(some.todo) == 17 * 2
+    assert {need.seed for need in some.wanted} == {0, 1, 2, 7}  # others that are stored would count
     assert all(cell.flags["seed"] == 7 and cell.flags["data_root"] for cell in some.todo)
     assert main(["reproduce", "main", "--scale", "paper", "--runs", str(tmp_path), "--dry-run"]) == 0
     said = capsys.readouterr().out
