@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,15 @@ from torch import nn
 
 from field.conftest import Paint
 from protocore import backbones
+from protocore.cli import main
 from protocore.errors import UserError
 from protocore.field import choice, learning
 from protocore.field.choice import Choice, configured
 from protocore.field.keeper import Keeper
 from protocore.field.merging import merge
 from protocore.field.report import Interrupted, Report
+from protocore.field.sources import Picture
+from protocore.learn.learner import Learner
 
 FROZEN = {"backbone": "convnet", "width": 8, "freeze": "all", "image_size": 8, "budget": "16KB", "threads": 1,
           "project": "24", "method": "slda"}
@@ -109,12 +113,15 @@ def test_the_learners_of_two_devices_are_one(tmp_path: Path, paint: Paint, metho
     assert both.learn([first]).new == {}  # its pictures are known to both
 
 
-def test_what_both_had_learned_is_told_and_other_networks_are_refused(tmp_path: Path, paint: Paint) -> None:
+def test_what_both_had_learned_is_told_and_other_networks_are_refused(
+        tmp_path: Path, paint: Paint, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (frozen(tmp_path / f"{name}.learner") for name in "ab")
     photos = paint("photos", "red", "green")
     a.learn([photos])
     b.learn([photos])
     assert merge(a.path, b.path, tmp_path / "both.learner").twice == {"green": 8, "red": 8}
+    assert main(["merge", str(a.path), str(b.path), "--out", str(tmp_path / "again.learner")]) == 0
+    assert "both had learned 16 pictures, which count double now: green (8), red (8)\n" in capsys.readouterr().out
     with pytest.raises(UserError, match="is there already"):
         merge(a.path, b.path, tmp_path / "both.learner")
     for more, says in (({"seed": 1}, "has seed 0, the second 1"), ({"method": "ncm"}, "has method 'slda'"),
@@ -165,6 +172,21 @@ def test_the_better_of_two_networks_is_chosen_and_why_is_said(tmp_path: Path, pa
         r"trained from scratch: \d+.\d % right of 8 held-out pictures of 4 classes, frozen .* \d+.\d %"
     assert re.match(said, told[0]), told
     assert keeper.test([paint("held", *ALL, each=4)]).accuracy == 1.0
+
+
+def test_what_a_trial_asks_about_it_has_not_learned(tmp_path: Path, paint: Paint, monkeypatch: pytest.MonkeyPatch
+                                                    ) -> None:
+    learned: list[int] = []
+    learn = Learner.learn
+    monkeypatch.setattr(Learner, "learn", lambda self, task, **more: learned.append(len(task)) or learn(
+        self, task, **more))
+    photos = paint("photos", "red", "green")
+    shown = [Picture(path, path.parent.name) for path in pictures(photos)]
+    hashes = [hashlib.sha256(picture.path.read_bytes()).hexdigest() for picture in shown]
+    tried = configured({k: v for k, v in FROZEN.items() if k != "project"}, frozen=True)
+    right, asked = choice._accuracy(tried, shown, hashes, ["green", "red"], "trying", Report())
+    assert (learned, asked) == ([12], 4)
+    assert right is not None
 
 
 def test_too_few_pictures_for_a_trial_take_the_frozen_network(monkeypatch: pytest.MonkeyPatch) -> None:
