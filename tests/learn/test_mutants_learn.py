@@ -108,7 +108,9 @@ def test_a_loaded_learner_still_says_what_was_held_during_its_tasks_and_what_tha
     rows = [e for e in mine.ledger().entries if e.shared]
     assert [(e.name, e.kind) for e in rows] == [("previous network, during a task", "network")]
     mine.save(tmp_path / "learner")
-    assert Learner.load(tmp_path / "learner").ledger() == mine.ledger()
+    again = Learner.load(tmp_path / "learner")
+    assert again.ledger() == mine.ledger()
+    assert again.images_learned == mine.images_learned > 0
 
 
 @pytest.mark.parametrize("online", [False, True])
