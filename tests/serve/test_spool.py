@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protocore.serve import spool as module
+from protocore.serve.jobs import Jobs
 from protocore.serve.spool import Full, Order, Spool
 
 
@@ -134,3 +135,17 @@ def test_orders_keep_their_order_and_only_their_owner_reads_them(learner: Path) 
         spool.put(Order("forget", f"class {place}", place=place))
     assert [order.name for order in Spool(learner).orders()] == ["class 1", "class 2", "class 3"]
     assert spool.folder.stat().st_mode & 0o077 == 0
+
+
+def test_what_comes_while_a_learn_runs_is_for_the_next_one(learner: Path) -> None:
+    spool = Spool(learner)
+    jobs = Jobs(learner, spool)  # nothing works: it was never started
+    put(spool, "red", b"1")
+    first = jobs.learn()
+    assert jobs.learn().order.id == first.order.id
+    jobs._update(first.order.id, state="running")
+    assert spool.take(first.order) is not None
+    put(spool, "red", b"2")
+    second = jobs.learn()
+    assert second.order.id != first.order.id
+    assert jobs.learn().order.id == second.order.id
