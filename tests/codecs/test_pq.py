@@ -148,6 +148,15 @@ def test_few_pictures_are_enough_and_noise_stands_in_for_more(count):
     assert float((nearest < 0.02).float().mean()) < 0.05  # no code is a part of a picture
 
 
+def test_vectors_that_are_the_mean_say_nothing_of_shapes():
+    away = torch.from_numpy(np.random.default_rng(0).integers(-40, 41, (300, 64, 1, 1)))
+    images = 128 + torch.cat([away, -away, torch.zeros(600, 64, 1, 1, dtype=torch.int64)])
+    codec = ProductQuantiser((64, 1, 1), 5)
+    codec.fit(to_float(images.to(torch.uint8)))
+    assert bool((codec.mean == 128).all())
+    assert float(codec.book.square().mean(1).sqrt().min()) > 0.1
+
+
 def test_the_same_pictures_give_the_same_codes_and_nobody_s_dice_are_touched():
     torch.manual_seed(5)
     before = torch.get_rng_state()
