@@ -81,6 +81,13 @@ def test_another_memory_of_the_same_bytes_is_not_said_to_need_less(tmp_path: Pat
         assert ("in the least bytes" in report(gather([folder])[0])) is said
 
 
+def test_runs_worse_than_chance_have_a_page(tmp_path: Path, source: Path) -> None:
+    write(tmp_path, "low", document(source, method="er", spc=9, codec="pixels", bytes=2000, A_T=-40.0))
+    runs, _ = gather([tmp_path])
+    assert protocols(runs)[0].groups[0].accuracy.mean < 10
+    assert "Most accurate" in report(runs)
+
+
 def test_seconds_below_ten_are_not_rounded_away() -> None:
     assert [_seconds(value) for value in (1234.5, 12.3, 9.96, 0.31, 0.012)] == \
         ["1,234", "12", "10.0", "0.3", "0.012"]

@@ -46,8 +46,10 @@ def _cards(protocol: Protocol, link: Link) -> Html:
     if rivals:
         best = rivals[0]
         cards.append(_card("Most accurate", link(best, best.label), best))
-        # The least memory that comes near: nine tenths of the way from nothing to the best.
-        near = floor_of(protocol) + 0.9 * (best.accuracy.mean - floor_of(protocol))
+        # The least memory that comes near: nine tenths of the way from nothing to the best, which may itself be less
+        # than nothing would be.
+        floor = min(floor_of(protocol), best.accuracy.mean)
+        near = floor + 0.9 * (best.accuracy.mean - floor)
         least = min((g for g in rivals if g.accuracy.mean >= near), key=Group.bytes)
         if format_bytes(least.bytes()) != format_bytes(best.bytes()):
             cards.append(_card("Nearly as accurate, in the least bytes", link(least, least.label), least))
