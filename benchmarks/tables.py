@@ -115,6 +115,30 @@ def fast_table(table: str) -> str:
     return markdown_table([row for *_, row in sorted(rows, key=lambda row: row[:2])])
 
 
+def choices_table(table: str) -> str:
+    """One change a row, beside the row where nothing is changed, best first."""
+    found = stored(table)
+    plain = final(next(results for name, results in found.items() if name.startswith("as it is")))
+    rows = []
+    for name, results in sorted(found.items(), key=lambda row: -final(row[1])):
+        first, change = results[0], final(results) - plain
+        row = {"change": name.replace("_", " "), "A_T": mean_std([r.class_incremental.A_T for r in results]),
+               "beside it": "" if name.startswith("as it is") else f"{change:+.1f}"}
+        if first.tasks > 1:
+            row |= {"A_L": mean_std([r.class_incremental.A_L or 0 for r in results]),
+                    "task-inc. A_T": mean_std([r.task_incremental.A_T for r in results]),
+                    "exemplars a class": exemplar_words(*results)}
+        seconds = [sum(v for k, v in r.seconds.items() if k != "evaluate") for r in results]
+        rows.append(row | {"learn s": f"{sum(seconds) / len(seconds):.0f}", "seeds": str(len(results))})
+    return markdown_table(rows)
+
+
+def looks_table() -> str:
+    report = json.loads((ROOT / "results" / "looks.json").read_text())
+    return markdown_table([{"codec": f"`{name}`", "told from raw": f"{entry['accuracy']} %"}
+                           for name, entry in report.items() if isinstance(entry, dict)])
+
+
 def room_table(table: str) -> str:
     """What a class takes, and what is kept once for all of them, behind a frozen network and from scratch."""
     rows = []
@@ -313,11 +337,12 @@ def main() -> None:
               if p.is_dir() and p.name != REPRODUCED}
     blocks["overhead"] = overhead_table()
     special = {"cifar100-10-fast": fast_table, "cifar100-10-codecs": codec_runs_table,
-               "cifar100-10-starts": starts_table, "photos": room_table, "cifar100-5": room_table}
+               "cifar100-10-starts": starts_table, "cifar100-10-recipe": choices_table,
+               "cifar100-10-parts": choices_table, "photos": room_table, "cifar100-5": room_table}
     blocks |= {name: make(name) for name, make in special.items() if name in blocks}
     reports = {"backbones": backbones_table, "codecs": codecs_table, "condensation": condensation_table,
                "costs": costs_table,
-               "forgetting": forgetting_table, "health": health_table}
+               "forgetting": forgetting_table, "health": health_table, "looks": looks_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
     blocks["sweeps"] = sweeps_table()

@@ -114,8 +114,9 @@ class _Busy(Exception):
 @contextlib.contextmanager
 def _held(path: Path, number: int) -> Iterator[None]:
     try:
-        os.ftruncate(number, 0)
-        os.pwrite(number, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds, too, and is nobody's by name
+            os.ftruncate(number, 0)
+            os.pwrite(number, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield
     finally:
         with contextlib.suppress(OSError):  # the folder may be gone

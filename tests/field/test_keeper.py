@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from protocore.errors import DataError, HeldError, UserError
 from protocore.field import learning
 from protocore.field.keeper import Keeper
 from protocore.field.report import Interrupted, Report
+from protocore.field.sources import look_alikes
 from protocore.files import hold_file
 
 
@@ -181,17 +183,35 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_learned(keeper: Keeper, pa
     (["photos/red"], None, "did you mean --class"), (["photos/red/0.png"], None, "--class NAME"),
     (["."], None, r"did you mean .*photos\?"), (["nowhere"], None, "no such file or folder"), ([], None, "no pictures"),
     (["empty"], None, "neither pictures nor folders"), (["photos"], "", "cannot be the name"),
-    (["table.csv"], "red", "leave out --class"), (["table.csv"], None, "line 1 has 1 columns"),
-    (["odd.csv"], None, "CSV in UTF-8")])
+    (["table.csv"], "red", "leave out --class"), (["table.csv"], None, "line 1 has 1 column where .* a comma"),
+    (["odd.csv"], None, "CSV in UTF-8"), (["bare.csv"], None, r"bare.csv: names no picture; give a line")])
 def test_a_mistake_says_the_way_out(keeper: Keeper, paint: Paint, sources: list[str], name: str | None,
                                     says: str) -> None:
     root = paint("photos", "red", "blue", each=1).parent
     (root / "empty").mkdir()
-    (root / "table.csv").write_text("only one column\n")
+    (root / "table.csv").write_text("photos/red/0.png;red\n")
+    (root / "bare.csv").write_text("file,label\n")
     (root / "odd.csv").write_bytes(b"\xff\xfe\x00x")
     with pytest.raises(UserError, match=says):
         keeper.learn([root / source for source in sources], name=name)
     assert keeper.show().method is None
+
+
+def test_pictures_and_names_that_were_nearly_there_before_are_told_once(keeper: Keeper, paint: Paint) -> None:
+    photos, told = paint("photos", "red", "blue"), Told()
+    assert not keeper.learn([photos], report=told).notes
+    assert not told.notes, "an empty word would be an empty line"
+    (photos / "red").rename(photos / "RED")
+    alike, again = keeper.learn([photos]).notes
+    assert alike == "'red' and 'RED' are 2 classes; give them one name if you mean one"
+    assert again.startswith("8 pictures learned before as 'red', and now as 'RED': ")
+    assert not keeper.learn([paint("more", "red", each=1)]).notes, "what was said once is not said again"
+
+
+def test_names_that_differ_in_capitals_and_spaces_look_alike() -> None:
+    assert look_alikes({"stop_sign", "Stop-Sign", "go"}, {"stop sign": ()}) == [
+        "'stop sign' and 'Stop-Sign' and 'stop_sign' are 3 classes; give them one name if you mean one"]
+    assert not look_alikes({"stopsign", "stop"}, {"stop sign": ()})
 
 
 def test_names_that_look_alike_are_one_class(keeper: Keeper, paint: Paint) -> None:
@@ -339,3 +359,19 @@ def test_a_forgotten_class_is_in_no_byte_of_the_file(tmp_path: Path, paint: Pain
     with pytest.raises(UserError, match="learned nothing yet"):
         keeper.predict([photos])
     assert keeper.learn([photos]).new == {"blue": 16, "red": 15, "secret": 16}
+
+
+def test_a_full_disk_is_told_and_changes_nothing(keeper: Keeper, paint: Paint, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, before = paint("photos", "red", "blue"), keeper.path.read_bytes()
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", full)
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=r"mine.learner: cannot be written \(No space left on device\)"):
+            keeper.learn([photos])
+    assert keeper.path.read_bytes() == before
+    assert {path.name for path in keeper.path.parent.iterdir()} == {"mine.learner", "photos"}
+    assert keeper.learn([photos]).new == {"red": 8, "blue": 8}

@@ -153,9 +153,11 @@ def test_what_differs_from_torch_is_not_written_and_the_old_file_stays(tmp_path:
     assert [p.name for p in tmp_path.iterdir()] == ["x.onnx"]
 
 
-def test_apart_is_relative_above_one_absolute_below_and_sees_no_number() -> None:
-    assert export.apart([np.array([0.1, 1000.0])], [np.array([0.2, 1001.0])]) == pytest.approx(0.1)
-    assert export.apart([np.array([1000.0])], [np.array([1001.0])]) == pytest.approx(1 / 1001)
+def test_apart_is_relative_to_the_largest_of_a_picture_absolute_below_one_and_sees_no_number() -> None:
+    assert export.apart([np.array([[0.1, 0.5]])], [np.array([[0.2, 0.5]])]) == pytest.approx(0.1)
+    assert export.apart([np.array([[1000.0]])], [np.array([[1001.0]])]) == pytest.approx(1 / 1001)
+    assert export.apart([np.array([[0.1, 1001.0]])], [np.array([[0.2, 1001.0]])]) == pytest.approx(0.1 / 1001)
+    assert export.apart([np.array([[0.1], [1001.0]])], [np.array([[0.2], [1001.0]])]) == pytest.approx(0.1)
     with pytest.raises(DataError, match="differs from torch by nan"):
         export._refuse(Path("x"), export.apart([np.array([np.nan])], [np.array([1.0])]), "onnxruntime")
 

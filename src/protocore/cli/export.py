@@ -60,7 +60,8 @@ def _export(arguments: argparse.Namespace) -> int:
 def _lines(done: Export) -> list[str]:
     parity, lines = done.parity, [f"{done.path}: {plural(done.classes, 'class')}, {done.bytes:,} bytes, "
                                   f"sha256 {done.sha256}"]
-    of = {"the memory": "of the memory", "the caller": "of your own", "noise": "of noise"}[parity.of]
+    of = {"the memory": "of the memory", "the caller": "of your own",
+          "noise": "of noise, as the memory holds none (--pictures FOLDER takes real ones)"}[parity.of]
     lines.append(f"as torch says it: scores differ by {parity.difference:.1g} at most, on "
                  f"{plural(parity.pictures, 'picture')} {of}")
     if (low := done.int8) is not None:

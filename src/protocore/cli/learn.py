@@ -57,12 +57,14 @@ def _learn(arguments: argparse.Namespace) -> int:
 
 def _tell(learned: Learned) -> None:
     from protocore.config import format_bytes, plural
+    from protocore.field.sources import BEFORE
 
     tell_skipped(learned.skipped)
     for note in learned.notes:
         print(f"Note: {safe(note)}", file=sys.stderr)
     if not learned.new and not learned.more:
-        print("nothing new: every picture was learned before")
+        left = any(skip.why != BEFORE for skip in learned.skipped)
+        print(f"nothing new: every picture{' that can be used' if left else ''} was learned before")
         return
     for counts, what in ((learned.new, "new class"), (learned.more, "known class")):
         if counts:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocore.cli.working import safe
+from protocore.cli.working import LISTED, safe
 
 
 def add_merge(commands: Any) -> None:
@@ -32,6 +32,8 @@ def _merge(arguments: argparse.Namespace) -> int:
         return 0
     budget = f" of {format_bytes(merged.budget)}" if merged.budget else ""
     print(f"{merged.path}: {plural(len(merged.classes), 'class')}, {format_bytes(merged.kept)}{budget} kept")
-    for name, count in merged.twice.items():
-        print(f"Note: both had learned {plural(count, 'picture')} of {safe(name)}, which count double now")
+    if merged.twice:
+        named = ", ".join(f"{safe(name)} ({count})" for name, count in [*merged.twice.items()][:LISTED])
+        print(f"Note: both had learned {plural(sum(merged.twice.values()), 'picture')}, which count double now: {named}"
+              + (", …" if len(merged.twice) > LISTED else ""))
     return 0

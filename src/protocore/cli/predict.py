@@ -73,8 +73,8 @@ def _table(found: Sequence[Prediction], top: int) -> str:
     text = io.StringIO()
     table = csv.writer(text)
     width = max([len(one.names) for one in found], default=top)
-    table.writerow(["file", *(f"{what}{k or ''}" for k in range(width) for what in ("class", "probability")), "unknown",
-                    "problem"])
+    titles = [f"{what}{k or ''}" for k in (0, *range(2, width + 1)) for what in ("class", "probability")]
+    table.writerow(["file", *titles, "unknown", "problem"])
     for one in found:
         pairs = [value for pair in zip(one.names, one.probabilities, strict=True) for value in pair]
         table.writerow([one.path, *pairs, *[""] * (2 * width - len(pairs)), int(one.unknown), one.problem or ""])

@@ -81,7 +81,8 @@ class Work:
         else:
             if self.learner is None:
                 choice = choose(self.document.given, chosen.pictures, chosen.hashes, self.report)
-                self.report.note(choice.why)
+                if choice.why:
+                    self.report.note(choice.why)
                 self.document, self.learner = replace(self.document, choice=choice.why), choice.learner()
             high, wide = self.learner.image_shape[1:]
         images, bad = decoded([picture.path for picture in chosen.pictures], chosen.hashes,

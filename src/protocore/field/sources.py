@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protocore.config import plural
 from protocore.data.folders import Look, Skipped, look
 from protocore.data.images import MOST_BYTES
 from protocore.data.reading import steers
@@ -148,15 +150,19 @@ def _table(path: Path, found: Gathered) -> None:
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a table of file,label ({shown(str(error), 200)}); save it as CSV in UTF-8"
                         ) from None
+    before = len(found.pictures)
     for number, row in enumerate(rows, 1):
         if not row:
             continue
         if len(row) != 2:
-            raise DataError(f"{path}: line {number} has {len(row)} columns where file,label belong")
+            hint = "; put a comma between them, and quotes around a name that has one" if number == 1 else ""
+            raise DataError(f"{path}: line {number} has {plural(len(row), 'column')} where file,label belong{hint}")
         file = path.parent / row[0]
         if number == 1 and not file.is_file() and row[0].strip().lower() in _HEADS:
             continue
         found.pictures.append(Picture(file, class_name(row[1], f"{path}: line {number}")))
+    if len(found.pictures) == before:
+        raise DataError(f"{path}: names no picture; give a line of file,label for each")
 
 
 _HEADS = ("file", "filename", "file_name", "path", "image", "picture")
@@ -178,7 +184,7 @@ def without_doubles(found: Gathered, known: Mapping[str, Collection[bytes]],
     two classes."""
     first: dict[str, Picture] = {}
     labels: dict[str, set[str]] = {}
-    skipped, notes = list(found.skipped), list[str]()
+    skipped, elsewhere = list(found.skipped), dict[tuple[str, str], list[Path]]()
     for done, picture in enumerate(found.pictures):
         try:
             digest = hashlib.sha256(read_bytes(picture.path, MOST_BYTES)).hexdigest()
@@ -204,7 +210,18 @@ def without_doubles(found: Gathered, known: Mapping[str, Collection[bytes]],
             skipped.append(Skip(str(picture.path), BEFORE, picture.label))
         else:
             if other := next((name for name, marks in known.items() if mark in marks), None):
-                notes.append(f"{picture.path}: learned before as {shown(other)}, and now as {shown(picture.label)}")
+                elsewhere.setdefault((other, picture.label), []).append(picture.path)
             pictures.append(picture)
             hashes.append(digest)
-    return Sorted(pictures, hashes, skipped, notes)
+    notes = [f"{plural(len(paths), 'picture')} learned before as {shown(other)}, and now as {shown(label)}: {paths[0]}"
+             + (", …" if len(paths) > 1 else "") for (other, label), paths in elsewhere.items()]
+    return Sorted(pictures, hashes, skipped, [*look_alikes({picture.label for picture in pictures}, known), *notes])
+
+
+def look_alikes(named: Collection[str], known: Collection[str]) -> list[str]:
+    """What a person should hear of names that are new and hardly differ from others: they are two classes."""
+    alike: dict[str, list[str]] = {}
+    for name in [*known, *sorted(set(named) - set(known))]:
+        alike.setdefault(" ".join(re.split(r"[\s_-]+", name.casefold())), []).append(name)
+    return [f"{' and '.join(map(shown, names))} are {len(names)} classes; give them one name if you mean one"
+            for names in alike.values() if len(names) > 1 and set(names) - set(known)]

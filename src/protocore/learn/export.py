@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from protocore.device import Classifier
     from protocore.learn.learner import Learner
 
-TOLERANCE = 1e-4  # of a score or feature, times its size where that is above 1
+TOLERANCE = 1e-4  # of a score or feature, times the picture's largest one where that is above 1
 MOST_PICTURES = 512  # that are looked at
 NOISE = 16  # pictures, where there are no real ones
 AT_ONCE = 32
@@ -45,7 +45,7 @@ class Parity:
 
     pictures: int
     of: str  # the memory, the caller, or noise
-    difference: float  # the largest of any score or feature, over its size where that is above 1
+    difference: float  # the largest of any score or feature, over the picture's largest one where that is above 1
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,10 @@ def run_file(classifier: Classifier, images: Tensor, outputs: list[str]) -> list
 
 
 def apart(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """The largest difference of any value, over the size of the value where that is above 1."""
-    return max(float((np.abs(a - b) / np.maximum(np.abs(b), 1)).max()) for a, b in zip(found, expected, strict=True))
+    """The largest difference of any value, over the size of the largest one of the same row where that is above 1: a
+    score near 0 is what large numbers have left, and is rounded as these are."""
+    return max(float((np.abs(a - b) / np.maximum(np.abs(b).max(-1, keepdims=True), 1)).max())
+               for a, b in zip(found, expected, strict=True))
 
 
 def _refuse(path: Path, difference: float, what: str) -> None:
