@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -131,6 +132,20 @@ def choices_table(table: str) -> str:
         seconds = [sum(v for k, v in r.seconds.items() if k != "evaluate") for r in results]
         rows.append(row | {"learn s": f"{sum(seconds) / len(seconds):.0f}", "seeds": str(len(results))})
     return markdown_table(rows)
+
+
+def recipe_table() -> str:
+    changes = json.loads((ROOT / "results" / "recipe.json").read_text())["changes"]
+
+    def mean(found: dict[str, dict[str, float]], what: str) -> float:
+        return statistics.fmean(one[what] for one in found.values())
+
+    plain = changes["the recipe"]
+    return markdown_table([
+        {"change": name, "accuracy": f"{mean(found, 'accuracy'):.1f}",
+         "beside the recipe": "" if found is plain else f"{mean(found, 'accuracy') - mean(plain, 'accuracy'):+.1f}",
+         "processor time": f"{mean(found, 'seconds') / mean(plain, 'seconds'):.2f}"}
+        for name, found in sorted(changes.items(), key=lambda item: -mean(item[1], "accuracy"))])
 
 
 def looks_table() -> str:
@@ -337,12 +352,13 @@ def main() -> None:
               if p.is_dir() and p.name != REPRODUCED}
     blocks["overhead"] = overhead_table()
     special = {"cifar100-10-fast": fast_table, "cifar100-10-codecs": codec_runs_table,
-               "cifar100-10-starts": starts_table, "cifar100-10-recipe": choices_table,
+               "cifar100-10-starts": starts_table,
                "cifar100-10-parts": choices_table, "photos": room_table, "cifar100-5": room_table}
     blocks |= {name: make(name) for name, make in special.items() if name in blocks}
     reports = {"backbones": backbones_table, "codecs": codecs_table, "condensation": condensation_table,
                "costs": costs_table,
-               "forgetting": forgetting_table, "health": health_table, "looks": looks_table}
+               "forgetting": forgetting_table, "health": health_table, "looks": looks_table,
+               "recipe": recipe_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
     blocks["sweeps"] = sweeps_table()
