@@ -18,7 +18,7 @@ from protocore.errors import UserError
 
 NAMES = [name for name, info in BACKBONES.items() if info.trained is None]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)]
-DIMS = {"convnet": 256, "fastnet": 2 * 8, "resnet18": 8 * 8, "resnet50": 32 * 8, "mlp": 8}
+DIMS = {"convnet": 256, "fastnet": 4 * 8, "resnet18": 8 * 8, "resnet50": 32 * 8, "mlp": 8}
 
 
 def images(shape: tuple[int, int, int], n: int = 2) -> Tensor:

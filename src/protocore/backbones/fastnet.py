@@ -20,17 +20,17 @@ SMALLEST = 4  # pixels: a side below this is not halved any more
 class FastNet(Backbone):
     """A stem of whitened patches, blocks of [3x3, pooling, norm, GELU, 3x3, norm, GELU], the maximum over the map.
 
-    `width` filters in the first block, twice as many in those after it: 64, 128, 128. The stem halves
+    `width` filters in the first block, twice and four times as many in the next two: 32, 64, 128. The stem halves
     pictures from 48 pixels on and quarters those from 96 on; what is still larger than 4x4 after three blocks goes
     through more of them, as wide as the third. The filters of the stem are set from the first pictures and stay.
     """
 
-    def __init__(self, image_shape: ImageShape, *, width: int = 64, norm: str = "batch") -> None:
+    def __init__(self, image_shape: ImageShape, *, width: int = 32, norm: str = "batch") -> None:
         channels, height, breadth = image_shape
         stride = 1 if max(height, breadth) < 48 else 2 if max(height, breadth) < 96 else 4
         kernel = 2 * stride
         side = [(length - kernel) // stride + 1 for length in (height, breadth)]
-        filters = [min(STEM, 2 * channels * kernel * kernel), width, 2 * width, 2 * width]
+        filters = [min(STEM, 2 * channels * kernel * kernel), width, 2 * width, 4 * width]
         stages: list[nn.Module] = [nn.Sequential(nn.Conv2d(channels, filters[0], kernel, stride), nn.GELU())]
         while len(stages) < 4 or max(side) > LAST:
             if len(stages) >= len(filters):
