@@ -51,7 +51,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "label smoothing 0.2": {"label_smoothing": 0.2},
     "batches of 128, rate 0.14": {"batch": 128, "lr": 0.14},
     "group norm": {"norm": "group"},
-    "width 32": {"width": 32},
+    "width 48": {"width": 48},
     "shifts by 2": {"augment": "crop2,flip"},
     "random resized crops": {"augment": "rrc,flip"},
     "no mirror image at prediction": {"mirror": False},
