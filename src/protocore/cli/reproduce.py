@@ -95,12 +95,12 @@ def _list(arguments: argparse.Namespace) -> int:
     scale, runs = SCALES[arguments.scale], Path(arguments.runs)
     # From the end of each table, as its last rows are quick to measure.
     todo = by_turns(dict.fromkeys(cell for made in plans.values() for cell in reversed(made.todo)))
-    known = list(dict.fromkeys(cell for made in plans.values() for cell in made.results))
+    known = {cell: result for made in plans.values() for cell, result in made.results.items()}
     reasons: list[str] = []
     if todo and not scale.quick:
         print("Measuring what runs take on this machine, for a minute at most...", file=sys.stderr)
         reasons = show.reasons(estimate(todo, runs, arguments.workers, limit_of_all=MEASURE, like=known))
-    times = {name: estimate(made.todo, runs, arguments.workers, measure=False, like=made.results)
+    times = {name: estimate(made.todo, runs, arguments.workers, measure=False, like=known)
              for name, made in plans.items()}
     console = Terminal()
     console.print(list_table(scale, plans, times))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,10 @@ class Plan:
 
 
 def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: int = 1, measure: bool = True,
-             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL, like: Iterable[Cell] = ()) -> Plan:
+             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL,
+             like: Mapping[Cell, Result] | None = None) -> Plan:
     """Plan a grid; nothing of it is run. A run takes what one of another seed or class order took that is stored, of
-    this grid or of the cells in `like`; each other kind is measured once on a machine, within `limit` seconds.
+    this grid or in `like`; each other kind is measured once on a machine, within `limit` seconds.
     """
     by_folder = {folder_of(cell, runs): cell for cell in cells}
     kinds: dict[str, list[tuple[Cell, bool]]] = {}
@@ -108,8 +109,8 @@ def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: in
             todo.setdefault(work[folder], cell)
         else:
             costs |= _took(work[folder], result)
-    for cell in like:
-        if (name := _work(cell, runs)) in todo and name not in costs and (result := stored(cell, runs)):
+    for cell, result in (like or {}).items():
+        if (name := _work(cell, runs)) in todo and name not in costs:
             costs |= _took(name, result)
     unknown = {name: cell for name, cell in todo.items() if name not in costs}
     costs |= _costs(unknown, runs, threads, measure, limit, limit_of_all) if unknown else {}
