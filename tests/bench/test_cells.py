@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from protocore.bench.cells import Cell, Listener, Outcome, cells_of, estimate, folder_of, run_cells, stored, unique
-from protocore.bench.cells.measure import Cost, Step, kept_bytes, scaled
-from protocore.bench.cells.plan import MEASURED, makespan
+from protocore.bench.cells.measure import STEPS, Cost, Step, cost_of, kept_bytes, scaled
+from protocore.bench.cells.plan import MEASURED, NO_TIME, TOO_LONG, Plan, _measure, makespan
 from protocore.bench.cells.pool import died, environment_of
+from protocore.bench.cells.show import reasons
 from protocore.bench.cells.slot import LOG, Job
 from protocore.config import format_bytes
 from protocore.data.benchmarks import open_stream
@@ -260,12 +261,44 @@ def test_a_stored_run_says_what_the_others_take(tmp_path: Path) -> None:
     assert (plan.runs, plan.stored, plan.unknown) == (3, 1, 0)
     assert [kind.cost for kind in plan.kinds] == [cost] * 3
     assert estimate([orders[0]], tmp_path, 1, measure=False).kinds[0].cost is None
-    assert estimate([orders[0]], tmp_path, 1, measure=False, like=orders).kinds[0].cost == cost
+    # In a folder of small results, say, with no run folder any more.
+    assert estimate([orders[0]], tmp_path / "none", 1, measure=False, like={orders[1]: made}).kinds[0].cost == cost
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("protocore.bench.cells.plan._measure", lambda cells, *limits: asked.extend(cells) or [cost])
         estimate(orders, tmp_path / "none", 1)
     assert asked == orders[:1]
+
+
+def test_what_takes_too_long_says_what_its_steps_take_and_is_tried_last(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nprintf '{\"ready\": true}\\n{\"least\": 9000}\\n'\nexec sleep 600\n")
+    slow.chmod(0o755)
+    cells = tiny(["finetune", "er"], [0])
+    with monkeypatch.context() as patch:
+        patch.setattr("protocore.bench.cells.plan.sys.executable", str(slow))
+        assert list(_measure(cells[:1], 1, 2.0, 600.0)) == [f"{TOO_LONG}; its steps alone take about 2.5 hours"]
+    assert list(_measure(cells, 1, 2.0, 0.0)) == [NO_TIME, NO_TIME]
+
+    # A later plan knows why, and begins with the others.
+    answers: list[list[Cost | str]] = [[f"{TOO_LONG}; x", NO_TIME], [Cost(8.0, 1), NO_TIME], [Cost(9.0, 1)]]
+    asked = []
+    monkeypatch.setattr("protocore.bench.cells.plan._measure",
+                        lambda cells, *limits: asked.append(cells) or answers.pop(0))
+    told = [estimate(cells, tmp_path, 1).kinds for _ in range(3)]
+    assert [[kind.cost.seconds if kind.cost else kind.why for kind in kinds] for kinds in told] == [
+        [f"{TOO_LONG}; x", NO_TIME], [f"{TOO_LONG}; x", 8.0], [9.0, 8.0]]
+    assert asked == [cells, cells[::-1], cells[:1]]
+    assert reasons(Plan(told[0], 1, 0.0))[1] == f"Not known: er. {NO_TIME}"
+
+
+def test_measuring_tells_early_what_all_steps_take() -> None:
+    (cell,) = tiny(["er"], [0])
+    told: list[float] = []
+    cost_of(cell.config(), told.append)
+    assert len(told) == STEPS - 1
+    assert min(told) > 0
 
 
 def test_seconds_grow_with_steps_tasks_and_pictures() -> None:

@@ -431,7 +431,10 @@ def test_rows_and_benchmarks_are_chosen() -> None:
 @pytest.mark.parametrize(("words", "met"), [
     (["mian"], "did you mean main?"), (["main", "--scale", "fsat"], "did you mean fast?"),
     (["--dry-run"], "--dry-run is about one table or figure: name it"),
-    (["main", "--seeds", "x"], "no list of seeds"), (["main", "--scale", "smoke", "--only", "er,lol"], "'lol'")])
+    (["main", "--seeds", "x"], "no list of seeds"), (["main", "--scale", "smoke", "--only", "er,lol"], "'lol'"),
+    (["tsne", "--stored", "--out", __file__], f"--out {__file__} is a file"),
+    (["tsne", "--stored", "--results", __file__], f"--results {__file__} is a file"),
+    (["tsne", "--stored", "--results", "no-such-folder"], "--results no-such-folder: there is no such folder")])
 def test_mistakes_are_one_line(words: list[str], met: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["reproduce", *words, "--runs", str(tmp_path)]) == 2
     said = capsys.readouterr().err

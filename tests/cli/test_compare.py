@@ -259,6 +259,8 @@ def test_grid_files_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixt
     (["--methods", "er", "--seed", "1"], "unknown flag --seed; did you mean --seeds?"),
     (["--methods", "er", "--workers", "-1"], "must be at least 0"),
     (["--methods", "er", "--address", "auto", "--no-measure", "--epochs", "1"], "add --engine ray"),
+    (["--methods", "er", "--no-measure", "--epochs", "1", "--results", __file__], "test_compare.py is a file"),
+    (["--methods", "er", "--no-measure", "--epochs", "1", "--results", f"{__file__}/a/b"], "test_compare.py is a file"),
 ])
 def test_what_cannot_be_compared(words: list[str], wanted: str, tmp_path: Path,
                                  capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import csv
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from protocore.cli import main
 from protocore.errors import UserError
 from protocore.runs.configure import configure
 from protocore.runs.job import Interrupted, run
-from protocore.runs.reporters import Begun
+from protocore.runs.reporters import Begun, Reporter
 from protocore.runs.trackers import TRACKERS
 from protocore.runs.tracking import Tracker, Tracking, tracking_by
 
@@ -108,6 +108,51 @@ def test_a_stored_run_says_that_no_tracker_was_told(tmp_path: Path, capsys: pyte
     assert "metrics.csv has its numbers, and --again" in said
     assert main([*words, "--track", "silent"]) == 2
     assert "unknown tracker 'silent'" in capsys.readouterr().err
+
+
+class Frail(Tracker):
+    """Fails from its second point on, and as it is closed."""
+
+    name = "frail"
+    points = 0
+
+    def open(self, run: Begun, known_as: str | None) -> str:
+        return "x"
+
+    def log(self, values: Any, step: int) -> None:
+        self.points += 1
+        if self.points > 1:
+            raise ConnectionError("the server is gone\nand more")
+
+    def close(self, *, finished: bool) -> None:
+        raise ConnectionError("still gone")
+
+
+def test_a_tracker_that_fails_later_does_not_end_the_run(tmp_path: Path) -> None:
+    class Hears(Reporter):
+        notes: ClassVar[list[str]] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    frail = Frail()
+    TRACKERS.register("frail", lambda: frail, replace=True)
+    try:
+        result = run(config(), tmp_path / "run", track="frail", reporters=[Hears()])
+    finally:
+        del TRACKERS._things["frail"]
+    assert frail.points == 2  # it is asked no more
+    first, last = [note for note in Hears.notes if "frail" in note]
+    assert first == ("--track frail failed (ConnectionError: the server is gone) and is told nothing more of this run; "
+                     "metrics.csv has every point")
+    assert "(ConnectionError: still gone)" in last
+    assert ("2", "36", "final/class_incremental/A_T", repr(result.class_incremental.A_T)) in rows(tmp_path / "run")
+
+    # Added to a run that goes on, it fails at the points from before: then nothing has been learned for nothing yet.
+    (tmp_path / "run" / "trackers.json").unlink()
+    tracking = Tracking([Frail()])
+    with pytest.raises(UserError, match=r"--track frail: it cannot be opened .*the server is gone"):
+        tracking.begin(Begun(config(), tmp_path / "run", False, 36, 2))
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocore.cli.parser import Parser, number, sort_words, whole
+from protocore.cli.parser import Parser, a_folder, number, sort_words, whole
 from protocore.cli.run import GROUPS, add_flags, seeds_in, takes
 from protocore.config import SIZES, Settings
 from protocore.errors import UserError
@@ -85,10 +85,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     threads = int(flags["threads"]) if str(flags.get("threads", "")).isdecimal() else 1
     address = getattr(arguments, "address", None)
     check_engine(arguments.engine, address)
-    cells, runs, folder = _cells(arguments, flags), Path(arguments.runs), getattr(arguments, "results", None)
+    runs, folder = a_folder(Path(arguments.runs), "--runs"), getattr(arguments, "results", None)
+    cells = _cells(arguments, flags)
     for cell in cells:  # a mistake should not wait for its turn
         cell.config()
-    kept, rest = split(cells, folder) if folder else ([], cells)
+    kept, rest = split(cells, a_folder(folder, "--results")) if folder else ([], cells)
     plan = estimate(rest, runs, arguments.workers, threads=threads, measure=not arguments.no_measure)
     console, said = Terminal(), Terminal(stderr=True)
     if not (arguments.quiet or arguments.json):

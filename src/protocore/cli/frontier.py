@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from protocore.cli.parser import a_folder
 from protocore.cli.report import add_runs
 from protocore.errors import UserError
 
@@ -28,9 +29,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     from protocore.cli.terminal import Terminal
     from protocore.files import write_atomic
 
-    out: Path = arguments.out
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file: give a folder, which gets several files")
+    out = a_folder(arguments.out, "--out")
     runs, left_out = gather(arguments.runs or [Path("runs")])
     for words in left_out:
         print(f"left out: {words}", file=sys.stderr)

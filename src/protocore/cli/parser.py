@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from protocore.errors import UserError, shown
@@ -92,6 +93,14 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 def number(least: float, most: float) -> Callable[[str], float]:
     return _within(float, "a number", least, most)
+
+
+def a_folder(path: Path, name: str) -> Path:
+    """Where a command puts several files: that there is a file in its place is told before anything is run."""
+    there = next((place for place in (path, *path.parents) if place.exists()), path)
+    if there.is_file():
+        raise UserError(f"{name} {there} is a file: give a folder, which gets several files")
+    return path
 
 
 def _within(kind: Callable[[str], Any], words: str, least: float, most: float) -> Callable[[str], Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocore.bench.reproduce.exhibits import EXHIBITS
-from protocore.cli.parser import whole
+from protocore.cli.parser import a_folder, whole
 from protocore.cli.run import seeds_in
 from protocore.config import flag
 from protocore.errors import UserError
@@ -63,7 +63,10 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 def _shelf(arguments: argparse.Namespace) -> Shelf | None:
     from protocore.bench.cells.small import Shelf
 
-    shelf = Shelf(arguments.results) if arguments.results else None
+    folder = arguments.results
+    if folder and arguments.stored and not folder.exists():
+        raise UserError(f"--results {folder}: there is no such folder, and --stored runs nothing that could go there")
+    shelf = Shelf(a_folder(folder, "--results")) if folder else None
     for words in shelf.left_out if shelf else ():
         print(f"protocore: left out: {words}", file=sys.stderr)
     return shelf
@@ -82,9 +85,9 @@ def _list(arguments: argparse.Namespace) -> int:
     for name in ("only", "benchmarks", "out", "dry_run", "stored"):
         if getattr(arguments, name):
             raise UserError(f"{flag(name)} is about one table or figure: name it, as in `protocore reproduce main`")
-    from protocore.bench.cells import estimate
+    from protocore.bench.cells import estimate, show
     from protocore.bench.reproduce.scales import SCALES
-    from protocore.bench.reproduce.words import left_out_words, list_table
+    from protocore.bench.reproduce.words import MOST_REASONS, left_out_words, list_table
     from protocore.cli.terminal import Terminal
 
     shelf = _shelf(arguments)
@@ -92,15 +95,16 @@ def _list(arguments: argparse.Namespace) -> int:
     scale, runs = SCALES[arguments.scale], Path(arguments.runs)
     # From the end of each table, as its last rows are quick to measure.
     todo = by_turns(dict.fromkeys(cell for made in plans.values() for cell in reversed(made.todo)))
-    known = list(dict.fromkeys(cell for made in plans.values() for cell in made.results))
+    known = {cell: result for made in plans.values() for cell, result in made.results.items()}
+    reasons: list[str] = []
     if todo and not scale.quick:
         print("Measuring what runs take on this machine, for a minute at most...", file=sys.stderr)
-        estimate(todo, runs, arguments.workers, limit_of_all=MEASURE, like=known)
-    times = {name: estimate(made.todo, runs, arguments.workers, measure=False, like=made.results)
+        reasons = show.reasons(estimate(todo, runs, arguments.workers, limit_of_all=MEASURE, like=known))
+    times = {name: estimate(made.todo, runs, arguments.workers, measure=False, like=known)
              for name, made in plans.items()}
     console = Terminal()
     console.print(list_table(scale, plans, times))
-    for line in left_out_words(plans.values()):
+    for line in [*left_out_words(plans.values()), *reasons[:MOST_REASONS]]:
         console.print(line, highlight=False, markup=False)
     return 0
 
@@ -120,6 +124,8 @@ def _make(arguments: argparse.Namespace) -> int:
     from protocore.cli.terminal import Terminal
 
     check_engine(arguments.engine, arguments.address)
+    runs = a_folder(Path(arguments.runs), "--runs")
+    out = a_folder(Path(arguments.out), "--out") if arguments.out else runs / "reproduced" / arguments.scale
     console = Terminal()
     shelf = _shelf(arguments)
     made = _plan(arguments, arguments.name, shelf)
@@ -136,7 +142,6 @@ def _make(arguments: argparse.Namespace) -> int:
         outcomes = _run(made, time, arguments, shelf)
         failed = [outcome for outcome in outcomes if outcome.state == "failed"]
         made = made.and_now(outcomes)
-    out = Path(arguments.out or Path(arguments.runs) / "reproduced" / arguments.scale)
     files = write(made, out, f"protocore reproduce {arguments.name} --scale {arguments.scale}")
     console.print(files[0].read_text(encoding="utf-8"), highlight=False, markup=False, soft_wrap=True)
     for file in files:

@@ -100,6 +100,7 @@ def run(config: Resolved, folder: RunFolder | Path, *, reporters: Sequence[Repor
             return there
         if restart and leads():
             folder.checkpoint.unlink(missing_ok=True)
+        tracking.tell = Together(reporters).note
         reporter = Together([*reporters, tracking] if leads() else [])
         try:
             return _run(config, folder, reporter, checkpoint_seconds, stop, finished)

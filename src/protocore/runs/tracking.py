@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat, TextIO
 
@@ -51,11 +51,16 @@ class Tracker:
 
 
 class Tracking(Reporter):
-    """Makes points of what a run reports."""
+    """Makes points of what a run reports.
 
-    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
-        self.trackers = list(trackers)
+    A tracker that cannot be opened is an error. One that fails later is told nothing more, which `tell` hears in words:
+    a server that is gone is no reason to lose what was learned.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker] = (), tell: Callable[[str], None] = print) -> None:
+        self.trackers, self.tell = list(trackers), tell
         self.open: list[Tracker] = []
+        self.lost: list[Tracker] = []
         self.file: TextIO | None = None
         self.at_task = self.at_step = 0
         self.finished = False
@@ -71,15 +76,14 @@ class Tracking(Reporter):
             known = ids.get(tracker.name)
             try:
                 ids[tracker.name] = tracker.open(run, known)
+                self.open.append(tracker)
+                for values, step in _by_step(earlier) if known is None else ():
+                    tracker.log(values, step)
             except UserError:
                 raise
             except Exception as error:  # somebody else's library, and often a server behind it
                 raise UserError(f"--track {tracker.name}: it cannot be opened ({type(error).__name__}: "
                                 f"{_first_line(error)}); mend that, or leave it out") from error
-            self.open.append(tracker)
-            if known is None:
-                for values, step in _by_step(earlier):
-                    tracker.log(values, step)
         if ids:
             write_json(run.folder / IDS, ids)
 
@@ -118,7 +122,8 @@ class Tracking(Reporter):
             self.file.close()
             self.file = None
         while self.open:
-            self.open.pop().close(finished=self.finished)
+            tracker = self.open.pop()
+            self._works(tracker, lambda tracker=tracker: tracker.close(finished=self.finished))
 
     def log(self, values: Mapping[str, float], task: int) -> None:
         values = {name: value for name, value in values.items() if math.isfinite(value)}  # a loss may be NaN
@@ -126,7 +131,18 @@ class Tracking(Reporter):
             self.file.write(_lines([(task, self.at_step, name, repr(value)) for name, value in values.items()]))
             self.file.flush()
         for tracker in self.open:
-            tracker.log(values, self.at_step)
+            if tracker not in self.lost and not self._works(
+                    tracker, lambda tracker=tracker: tracker.log(values, self.at_step)):
+                self.lost.append(tracker)
+
+    def _works(self, tracker: Tracker, do: Callable[[], None]) -> bool:
+        try:
+            do()
+        except Exception as error:  # as above
+            self.tell(f"--track {tracker.name} failed ({type(error).__name__}: {_first_line(error)}) and is told "
+                      f"nothing more of this run; {FILE} has every point")
+            return False
+        return True
 
 
 def tracking_by(names: str | Sequence[str]) -> Tracking:

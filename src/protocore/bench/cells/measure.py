@@ -14,6 +14,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,12 +53,17 @@ class Cost:
     kept: int | None = None
 
 
-def cost_of(config: Resolved) -> Cost:
-    """Measured now. The data must be here: how many pictures a task has is read from them."""
+def cost_of(config: Resolved, tell: Callable[[float], None] = lambda least: None) -> Cost:
+    """Measured now. The data must be here: how many pictures a task has is read from them.
+
+    As soon as a step was taken, `tell` hears the seconds of all steps of the run if each took as long, for those who
+    have no time for the rest of it.
+    """
     stream = open_stream(config.settings)
     kept = kept_bytes(config, stream)
-    learner = _learner(config, stream)
-    first = _measured(learner, stream, 0)
+    learner, nothing = _learner(config, stream), Step(0.0, 0.0, 0.0)
+    first = _measured(learner, stream, 0, lambda step: tell(
+        scaled(config, stream, replace(nothing, step=step), replace(nothing, step=step), 0.0)))
     later = _measured(learner, stream, 1) if len(stream) > 1 and not learner.method.sees_everything else first
     pictures = _noise(min(256, sum(len(t.labels) for t in stream.tests)), stream)
     clock = time.perf_counter()
@@ -104,7 +110,7 @@ def _learner(config: Resolved, stream: Stream) -> Learner:
                       classes=len(stream.class_names))
 
 
-def _measured(learner: Learner, stream: Stream, index: int) -> Step:
+def _measured(learner: Learner, stream: Stream, index: int, tell: Callable[[float], None] | None = None) -> Step:
     """Learn a task of random pictures, with the classes and the picture shape of the real one."""
     classes, s = stream.task_classes[index], learner.settings
     count = min(max(STEPS * s.batch, OF_A_CLASS * len(classes)), max(stream.task_size(index), len(classes)))
@@ -114,7 +120,13 @@ def _measured(learner: Learner, stream: Stream, index: int) -> Step:
     condensed = learner.tools.seconds.get(CONDENSING, 0.0)
     clock = time.perf_counter()
     learn = learner.learn_window if s.online else learner.learn
-    learn(task, on_step=lambda done, of, loss: times.append(time.perf_counter()))
+
+    def on_step(done: int, of: int, loss: object) -> None:
+        times.append(time.perf_counter())
+        if tell and len(times) > 1:
+            tell(times[-1] - times[-2])
+
+    learn(task, on_step=on_step)
     all_of_it = time.perf_counter() - clock
     fixed = learner.tools.seconds.get(CONDENSING, 0.0) - condensed
     between = [b - a for a, b in itertools.pairwise(times)] or ([all_of_it] if times else [])
@@ -143,7 +155,9 @@ def main() -> int:
     print(json.dumps({"ready": True}), file=out)  # only now does the time of the first run begin
     for flags in job["flags"]:
         try:
-            found: dict[str, Any] = asdict(cost_of(configure({"threads": job["threads"], **flags})))
+            found: dict[str, Any] = asdict(cost_of(
+                configure({"threads": job["threads"], **flags}), lambda least: print(json.dumps({"least": least}),
+                                                                                    file=out)))
         except (UserError, RuntimeError, ValueError) as error:  # random pictures may be too odd for a method
             found = {"error": str(error)}
         print(json.dumps(found), file=out)

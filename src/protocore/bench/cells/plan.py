@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ MEASURED = ".measured.json"  # in the folder of runs: what a second plan need no
 LIMIT = 30.0  # seconds that measuring one kind of run may take
 LIMIT_OF_ALL = 180.0
 UNMEASURED = "not measured"  # why the time of a run is not known where nobody asked for it
+NO_TIME = "No time was left to measure it; the same command again measures more"
+TOO_LONG = "Measuring it took too long"
 START = 5.0  # seconds, about, until a worker has loaded the library; the cells after its first begin at once
 
 
@@ -90,9 +92,10 @@ class Plan:
 
 
 def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: int = 1, measure: bool = True,
-             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL, like: Iterable[Cell] = ()) -> Plan:
+             limit: float = LIMIT, limit_of_all: float = LIMIT_OF_ALL,
+             like: Mapping[Cell, Result] | None = None) -> Plan:
     """Plan a grid; nothing of it is run. A run takes what one of another seed or class order took that is stored, of
-    this grid or of the cells in `like`; each other kind is measured once on a machine, within `limit` seconds.
+    this grid or in `like`; each other kind is measured once on a machine, within `limit` seconds.
     """
     by_folder = {folder_of(cell, runs): cell for cell in cells}
     kinds: dict[str, list[tuple[Cell, bool]]] = {}
@@ -106,8 +109,8 @@ def estimate(cells: Sequence[Cell], runs: Path, workers: int = 0, *, threads: in
             todo.setdefault(work[folder], cell)
         else:
             costs |= _took(work[folder], result)
-    for cell in like:
-        if (name := _work(cell, runs)) in todo and name not in costs and (result := stored(cell, runs)):
+    for cell, result in (like or {}).items():
+        if (name := _work(cell, runs)) in todo and name not in costs:
             costs |= _took(name, result)
     unknown = {name: cell for name, cell in todo.items() if name not in costs}
     costs |= _costs(unknown, runs, threads, measure, limit, limit_of_all) if unknown else {}
@@ -152,12 +155,14 @@ def _costs(todo: Mapping[str, Cell], runs: Path, threads: int, measure: bool, li
     """The cost of a run of each kind, or why it is not known."""
     machine = f"{os.uname().nodename}, {threads} threads"
     known = _read(runs / MEASURED, machine)
-    found: dict[str, Cost | str] = {key: known[key] for key in todo if key in known}
-    missing = [key for key in todo if key not in found]
+    found = {key: known[key] for key in todo if key in known}
+    missing = [key for key in todo if not isinstance(found.get(key), Cost)]
     if missing and measure:
+        missing.sort(key=lambda key: key in known)  # what took too long before is tried again, after all others
         new = dict(zip(missing, _measure([todo[key] for key in missing], threads, limit, limit_of_all), strict=False))
-        found |= new
-        if fresh := {key: cost for key, cost in new.items() if isinstance(cost, Cost)}:
+        found = new | {key: known[key] for key in found if new.get(key, NO_TIME) == NO_TIME}
+        fresh = {key: cost for key, cost in new.items() if isinstance(cost, Cost) or cost.startswith(TOO_LONG)}
+        if fresh:
             _write(runs / MEASURED, machine, known | fresh)
     return found
 
@@ -167,44 +172,49 @@ def _measure(cells: Sequence[Cell], threads: int, limit: float, limit_of_all: fl
     deadline = time.monotonic() + limit_of_all
     rest = list(cells)
     while rest:
+        if time.monotonic() >= deadline:
+            yield from [NO_TIME] * len(rest)
+            return
         before = len(rest)
         for answer in _session(rest, threads, limit, deadline):
             yield answer
             rest = rest[1:]
         if len(rest) == before:
-            yield "measuring it took too long" if time.monotonic() >= deadline else "it could not be measured"
+            yield "It could not be measured"
             rest = rest[1:]
 
 
 def _session(cells: Sequence[Cell], threads: int, limit: float, deadline: float) -> Iterator[Cost | str]:
     """Answers of one measuring process, until it is through, has ended, or has taken too long for one cell."""
-    if time.monotonic() >= deadline:
-        return
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     process = subprocess.Popen([sys.executable, "-m", "protocore.bench.cells.measure"], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_for(threads),
                                start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
+    least: float | None = None  # what the steps of the present cell take
     with process:
         try:
             job = {"flags": [dict(cell.flags) for cell in cells], "threads": threads}
             process.stdin.write((json.dumps(job, default=str) + "\n").encode())
             process.stdin.flush()
             threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
-            ready = False  # it loads the library first
+            until = deadline  # it loads the library first
             while True:
-                left = deadline - time.monotonic()
-                answer = json.loads(lines.get(timeout=max(min(limit, left) if ready else left, 0.01)) or b"null")
+                answer = json.loads(lines.get(timeout=max(until - time.monotonic(), 0.01)) or b"null")
                 if answer is None:
                     return
-                if not ready:
-                    ready = True
-                elif "error" in answer:
+                if "least" in answer:
+                    least = float(answer["least"])
+                    continue
+                if "error" in answer:
                     yield str(answer["error"])
-                else:
+                elif "ready" not in answer:
                     yield Cost(float(answer["seconds"]), int(answer["process"]), answer["kept"])
-        except (queue.Empty, OSError):
+                until, least = min(time.monotonic() + limit, deadline), None
+        except queue.Empty:
+            yield TOO_LONG + ("" if least is None else f"; its steps alone take about {least / 3600:,.1f} hours")
+        except OSError:
             return
         finally:
             process.kill()
@@ -216,23 +226,25 @@ def _read_lines(file: Any, lines: queue.SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def _read(path: Path, machine: str) -> dict[str, Cost]:
-    """What was measured on this machine; a file that is not there or damaged is as good as empty."""
+def _read(path: Path, machine: str) -> dict[str, Cost | str]:
+    """What was measured on this machine, or took too long; a file that is not there or damaged is as good as empty."""
     try:
         table = Fields(read_json(path), path, "remove it").fields(machine)
-        return {key: Cost(row.number("seconds"), row.whole("process"), row.maybe(row.whole, "kept", None))
+        return {key: row.text("why") if "why" in row.values else
+                Cost(row.number("seconds"), row.whole("process"), row.maybe(row.whole, "kept", None))
                 for key in table.values for row in [table.fields(key)]}
     except DataError:
         return {}
 
 
-def _write(path: Path, machine: str, costs: Mapping[str, Cost]) -> None:
+def _write(path: Path, machine: str, costs: Mapping[str, Cost | str]) -> None:
     try:
         there = read_json(path)
     except DataError:
         there = {}
     try:
-        mine = {machine: {key: asdict(cost) for key, cost in costs.items()}}
+        mine = {machine: {key: asdict(cost) if isinstance(cost, Cost) else {"why": cost}
+                          for key, cost in costs.items()}}
         write_json(path, (there if isinstance(there, dict) else {}) | mine)
     except UserError:  # a folder that cannot be written: the plan is made all the same
         return

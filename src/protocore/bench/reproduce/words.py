@@ -16,6 +16,8 @@ from protocore.bench.tables import NONE, new_table
 from protocore.config import format_bytes, plural
 from protocore.data.benchmarks import BENCHMARKS
 
+MOST_REASONS = 4  # why times are not known
+
 
 def time_words(time: Estimate, scale: Scale, usual: Mapping[str, float]) -> str:
     """How long what is missing takes; what nobody has measured is guessed by what is `usual` on its benchmark, or said.
@@ -58,7 +60,7 @@ def list_table(scale: Scale, plans: Mapping[str, Plan], times: Mapping[str, Esti
     workers = max((time.workers for time in times.values() if time.todo), default=0)
     shared = f" Tables share runs, so that the times, with {workers} at a time, do not add up." if workers else ""
     unknown = any(time.unknown for time in times.values()) and not scale.quick
-    more = " A guess is the mean of other runs on the benchmark; this command again measures more." if unknown else ""
+    more = " A guess is the mean of other runs on the benchmark." if unknown else ""
     words = f"{scale.words[0].upper()}{scale.words[1:]}.{shared}{more}"
     table.caption, table.caption_justify = (
         f"{words} `protocore reproduce NAME --scale {scale.name}` makes one.", "left")
@@ -73,8 +75,7 @@ def plan_words(made: Plan, time: Estimate) -> list[str]:
     if made.todo and not made.scale.quick:
         lines.append(f"To run: {show.plan_words(time)}" + (
             f" The largest memory of a run has {format_bytes(time.kept)}." if time.kept else ""))
-        reasons = dict.fromkeys(kind.why for kind in time.kinds if kind.why)
-        lines += [f"Not measured: {reason}" for reason in list(reasons)[:3]]
+        lines += show.reasons(time)[:MOST_REASONS]
     return lines
 
 
