@@ -65,6 +65,18 @@ def test_nothing_of_few_pictures_is_given_up(tmp_path: Path, paint: Paint) -> No
     assert keeper.document.calibration.pictures == 4
 
 
+@pytest.mark.parametrize("method", ["ncm", "slda", "ranpac"])
+@pytest.mark.parametrize("each", [1, 5])  # alone; and one of five is held out, which is then learned alone
+def test_a_picture_that_is_counted_alone_counts_once(tmp_path: Path, paint: Paint, method: str, each: int) -> None:
+    keeper = frozen(tmp_path / "mine.learner", method=method)
+    photos = paint("photos", "red", each=each)
+    learned = keeper.learn([photos / "red"], name="red")
+    assert learned.held_out == each // 4
+    assert keeper.learner.memory()["prototypes/counts"].tolist() == [each]
+    assert keeper.learn([paint("later", "blue", each=1)]).weak == (["red", "blue"] if each == 1 else ["blue"])
+    assert keeper.test([photos]).accuracy == 1.0
+
+
 def test_learned_in_parts_or_in_one_and_stopped_between_them(tmp_path: Path, paint: Paint,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     photos = paint("photos", *ALL)

@@ -100,7 +100,7 @@ class Work:
         learner, held = self._taught(data, found)
         document = self._calibrated(learner, data, held)
         if not learner.method.trains and len(held):  # they need not be given up: the order makes no difference
-            learner.learn(data.task(held), progress=self.report.progress)
+            learner.learn(data.task(held, trained=False), progress=self.report.progress)
         learner.temperature = document.calibration.temperature
         learner.optimizer = None  # the next task makes its own
         prints: dict[str, list[bytes]] = {}
@@ -128,7 +128,7 @@ class Work:
         if found is not None:
             stands = Fields(found.header.extra, found.path, _BEGIN_ANEW, "extra.").fields("work")
             part, step = min(stands.whole("part"), len(parts) - 1), stands.whole("step")
-            task = data.task(parts[part]) if step else None
+            task = data.task(parts[part], method.trains) if step else None
             learner = learner_of(Learner, found, task=task)
         assert learner is not None
         for part in range(part, len(parts)):  # noqa: B020
@@ -140,7 +140,8 @@ class Work:
                 if done < of:
                     self._stand(learner, part, done)
 
-            learner.learn(task or data.task(parts[part]), progress=self.report.progress, on_step=on_step, start=step)
+            learner.learn(task or data.task(parts[part], method.trains), progress=self.report.progress, on_step=on_step,
+                          start=step)
             task, step = None, 0
         return learner, held
 
@@ -188,9 +189,11 @@ class _Data:
     names: Sequence[str]
     rows: np.ndarray  # of pictures that could be read, by content
 
-    def task(self, rows: np.ndarray) -> Task:
-        """A single picture comes twice: batch normalisation needs company."""
-        return Task(self.images, self.labels, np.repeat(rows, 2) if len(rows) == 1 else rows, class_names=self.names)
+    def task(self, rows: np.ndarray, trained: bool) -> Task:
+        """A single picture that is trained on comes twice: batch normalisation needs company. One that is only counted
+        counts once."""
+        alone = trained and len(rows) == 1
+        return Task(self.images, self.labels, np.repeat(rows, 2) if alone else rows, class_names=self.names)
 
 
 def _held_out(data: _Data, share: tuple[int, int]) -> np.ndarray:
