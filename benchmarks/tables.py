@@ -136,7 +136,7 @@ def choices_table(table: str) -> str:
 
 
 def spaces_table(table: str) -> str:
-    """A memory a row, what current pictures pass through a column: accuracy, and in brackets that on the newest task."""
+    """A memory a row, what current pictures pass through a column: accuracy, in brackets that on the newest task."""
     rows: dict[str, dict[str, str]] = {}
     for name, results in stored(table).items():
         memory, space = name.rsplit(", ", 1)
@@ -365,7 +365,8 @@ def main() -> None:
     blocks["overhead"] = overhead_table()
     special = {"cifar100-10-fast": fast_table, "cifar100-10-codecs": codec_runs_table,
                "cifar100-10-starts": starts_table,
-               "cifar100-10-parts": choices_table, "cifar100-10-looks": spaces_table, "photos": room_table, "cifar100-5": room_table}
+               "cifar100-10-parts": choices_table, "cifar100-10-looks": spaces_table,
+               "photos": room_table, "cifar100-5": room_table}
     blocks |= {name: make(name) for name, make in special.items() if name in blocks}
     reports = {"backbones": backbones_table, "codecs": codecs_table, "condensation": condensation_table,
                "costs": costs_table,
