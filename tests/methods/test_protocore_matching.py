@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers import learner
+from protocore.codecs import codec_named
 from protocore.condense import matching
 from protocore.condense.matching import Distribution
 from protocore.data.images import ArrayImages
@@ -18,7 +19,7 @@ from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
 from protocore.memory.pack import read_pack
-from protocore.methods.protocore_options import ProtoCoreOptions
+from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 
@@ -213,3 +214,16 @@ def test_whole_runs(flags: dict[str, Any], tmp_path: Path) -> None:
 
 def test_the_paper_and_the_defaults_match_features() -> None:
     assert ProtoCoreOptions().match == "features"
+
+
+@pytest.mark.parametrize(("flags", "matched"), [
+    ({}, False), ({"exemplars": "coded"}, False), ({"exemplars": "synthetic"}, True),
+    ({"exemplars": "synthetic", "codec": "pixels"}, True), ({"exemplars": "synthetic", "codec": "webp"}, False),
+    ({"exemplars": "synthetic", "condense_steps": 0}, False), ({"exemplars": "synthetic", "match_layers": 1.0}, False),
+    ({"exemplars": "synthetic", "match": "features"}, False)])
+def test_fast_matches_distributions_where_there_is_one_and_a_way_to_it(flags: dict[str, Any], matched: bool) -> None:
+    config = configure({"method": "protocore", "benchmark": "cifar100-10", "preset": "fast", "spc": 2, **flags})
+    assert isinstance(config.options, ProtoCoreOptions)
+    codec = codec_named(config.settings.codec, (3, 32, 32))
+    recipe = recipe_of(config.options, lambda x: x, codec)
+    assert (recipe.matching is not None) == matched

@@ -41,7 +41,7 @@ class ProtoCore(Condensing):
                   "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
                   "condense_steps": 50, "init_scale": 1e-4, "distill": 0.0, "neighbours": 0.0},
-        "fast": {"codec": "vqgan:4"},  # the most exemplars that a byte buys
+        "fast": {"codec": "vqgan:4", "match": "auto"},  # the most exemplars that a byte buys
         "cpu": {"distill": 0.0, "neighbours": 0.0},  # what the first tables were made with
     }
 

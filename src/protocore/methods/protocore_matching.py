@@ -27,7 +27,8 @@ class MatchingOptions(Options):
 
     match: str = option("features", "what synthetic exemplars match: each the centre that it stands for, in the "
                         "features of the network that learned, or all of a class together the distribution of its "
-                        "samples under many networks", choices=("features", "distribution"))
+                        "samples under many networks (auto: the distribution, where exemplars are synthetic and the "
+                        "codec has gradients)", choices=("auto", "features", "distribution"))
     match_networks: str = option("fresh", "distribution: networks that compare, drawn anew, the one that learned, or "
                                  "these two in turn", choices=NETWORKS)
     match_samples: int = option(32, "distribution: real samples of each class that a network is shown", least=2)
@@ -37,11 +38,16 @@ class MatchingOptions(Options):
     match_label: float = option(0.0, "distribution: weight of the label loss of the network that learned", least=0)
 
 
-def matching_of(o: MatchingOptions, *, coded: bool, blend: int, codec: Codec) -> Matching | None:
+def matching_of(o: MatchingOptions, *, coded: bool, blend: int, codec: Codec, steps: int | None = None
+                ) -> Matching | None:
     """None where features are matched. What does not go with the choice is refused."""
-    if o.match == "features":
+    wishes = [wish for wish in ("match_layers", "condense_perturb") if getattr(o, wish)]
+    how = o.match
+    if how == "auto":
+        how = "features" if coded or wishes or steps == 0 or not codec.differentiable else "distribution"
+    if how == "features":
         for known in fields(MatchingOptions):
-            if getattr(o, known.name) != known.default:
+            if known.name != "match" and getattr(o, known.name) != known.default:
                 raise UserError(f"{flag(known.name)} {getattr(o, known.name)} is about --match distribution: add it, "
                                 f"or leave {flag(known.name)} out")
         return None
@@ -51,10 +57,9 @@ def matching_of(o: MatchingOptions, *, coded: bool, blend: int, codec: Codec) ->
     if not codec.differentiable:
         raise UserError(f"--codec {codec.spec} has no gradients, so --match distribution cannot optimise through it: "
                         "take --codec vqgan or pixels, or --match features")
-    for wish in ("match_layers", "condense_perturb"):
-        if getattr(o, wish):
-            raise UserError(f"{flag(wish)} is about --match features: a distribution is matched in the maps of other "
-                            f"networks, under views of its own; leave {flag(wish)} out")
+    if wishes:
+        raise UserError(f"{flag(wishes[0])} is about --match features: a distribution is matched in the maps of other "
+                        f"networks, under views of its own; leave {flag(wishes[0])} out")
     if o.match_samples < blend:
         raise UserError(f"--match-samples {o.match_samples} is fewer than --blend {blend}: a mean of fewer samples "
                         f"would give them away; take {blend} or more")

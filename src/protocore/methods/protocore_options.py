@@ -75,7 +75,7 @@ def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], codec: C
         if not coded and getattr(o, wish) not in ("centre", 0.0):
             raise UserError(f"{flag(wish)} {getattr(o, wish)} needs --exemplars coded: a synthetic exemplar stands "
                             "for no single picture")
-    matching = matching_of(o, coded=coded, blend=o.blend, codec=codec)
+    matching = matching_of(o, coded=coded, blend=o.blend, codec=codec, steps=o.condense_steps)
     usual, rate = (200, 0.06) if matching else (0 if coded or not codec.differentiable else 50, 0.02)
     steps = usual if o.condense_steps is None else o.condense_steps
     lr = rate if o.condense_lr is None else o.condense_lr
@@ -83,7 +83,7 @@ def recipe_of(o: ProtoCoreOptions, perturb: Callable[[Tensor], Tensor], codec: C
         raise UserError(f"--codec {codec.spec} has no gradients, so exemplars cannot be optimised through it: "
                         "leave out --condense-steps and --start random, or take --codec vqgan or pixels")
     wishes = ("target", "match_layers", "match_pixels", "natural", "condense_perturb", "refresh", "record", "match")
-    idle = [wish for wish in wishes if getattr(o, wish) not in ("centre", "features", 0.0, False)]
+    idle = [wish for wish in wishes if getattr(o, wish) not in ("centre", "features", "auto", 0.0, False)]
     if idle and not steps:
         raise UserError(f"{flag(idle[0])} is about the steps of condensation, of which there are none (the default of "
                         "coded exemplars): give --condense-steps N, for example 50")

@@ -30,7 +30,7 @@ _CPU = {"batch": 64, "replay_batch": 64, "lr": 1e-3, "replay_space": "half"}
 _CPU_CIFAR100 = _CPU | {"images_per_class": 125, "epochs": 6}
 _CPU_SMALL = _CPU | {"images_per_class": 500, "epochs": 3}
 # All training pictures, and what a processor core learns from them in less than an hour.
-_RECIPE = {"backbone": "fastnet", "optimizer": "muon", "lr": 0.1, "schedule": "triangle"}
+_RECIPE = {"backbone": "fastnet", "optimizer": "adam", "lr": 2e-3, "schedule": "triangle"}
 _FAST = _RECIPE | {"epochs": 10, "batch": 64, "replay_batch": 64}
 _FAST_COLOUR = _FAST | {"mirror": True}  # where mirror images are trained on
 _PAPER = {"batch": 128, "optimizer": "adam", "lr": 0.05, "augment": "rrc,flip"}
