@@ -65,8 +65,8 @@ _FOUR = ("cifar100-10", "cifar100-50", "tinyimagenet-20", "imagenet1k-100")
 # The paper's exemplars are synthetic, and what is stored of them are codes of a VQGAN.
 OURS: Mapping[str, Any] = {"method": "protocore", "exemplars": "synthetic", "codec": "vqgan:4"}
 TWENTY_AND_ONE: Mapping[str, Any] = {"spc": 1, "real": 20}
-_CODES = ("ProtoCore's exemplars are synthetic ones, kept as codes (`--codec vqgan:4`). A run has one codec: in 20 + 1, "
-          "where 20 real pictures are kept as in the paper, exemplars are pixels.")
+_CODES = ("ProtoCore's exemplars are synthetic ones, kept as codes (`--codec vqgan:4`). A run has one codec: in "
+          "20 + 1, where 20 real pictures are kept as in the paper, exemplars are pixels.")
 
 
 def _rival(key: str, name: str, group: str, keeps: bool = True) -> Row:
