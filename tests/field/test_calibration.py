@@ -12,7 +12,7 @@ from field.conftest import TINY, Paint
 from protocore.errors import UserError
 from protocore.field.document import MOST_BEST, Calibration
 from protocore.field.keeper import Keeper
-from protocore.learn.calibration import TEMPERATURES, calibration_error, curve, temperature_of, threshold_for
+from protocore.learn.calibration import TEMPERATURES, calibration_error, curve, doubt, temperature_of, threshold_for
 
 
 def scored(count: int, sharp: float, seed: int = 0, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,7 +51,7 @@ def test_the_temperature_is_that_of_a_slow_search() -> None:
         return total
 
     best = min(np.exp(np.linspace(math.log(0.3), math.log(30), 300)), key=loss)
-    found = temperature_of(curve(scores, labels))
+    found = temperature_of(curve(scores, labels) + doubt(scores, labels))
     assert loss(found) < loss(best) * 1.002
     assert abs(math.log(found / best)) < 0.1
 
@@ -61,7 +61,8 @@ def test_few_pictures_that_are_all_right_do_not_make_it_certain() -> None:
     for count in (1, 4, 40):
         scores = torch.zeros(count, 3)
         scores[:, 0] = 5.0
-        found = temperature_of(curve(scores, torch.zeros(count, dtype=torch.int64)))
+        labels = torch.zeros(count, dtype=torch.int64)
+        found = temperature_of(curve(scores, labels) + doubt(scores, labels))
         sure = float((scores / found).softmax(1)[0, 0])
         assert sure == pytest.approx((count + 1) / (count + 2), abs=0.01)
 
@@ -70,7 +71,8 @@ def test_one_unclear_picture_does_not_make_the_clear_ones_unsure() -> None:
     """Doubt is about what is unclear: were it spread over all, those that are right by far would be called unsure."""
     margins = torch.linspace(0.5, 40, 40, dtype=torch.float64)
     scores = torch.stack([margins, 0 * margins, -margins], 1)
-    found = temperature_of(curve(scores, torch.zeros(40, dtype=torch.int64)))
+    labels = torch.zeros(40, dtype=torch.int64)
+    found = temperature_of(curve(scores, labels) + doubt(scores, labels))
     sure = (scores / found).softmax(1)[:, 0]
     assert sure.mean() > 0.95
     assert 0.5 < sure[0] < 0.9
@@ -128,6 +130,24 @@ def test_what_is_kept_of_held_out_pictures_adds_up_and_stays_small() -> None:
     assert len(twice.best) == MOST_BEST
     assert abs(math.log(twice.temperature / whole.temperature)) < 0.1
     assert Calibration().temperature == 1.0
+
+
+def test_doubt_counts_once_however_often_something_is_learned() -> None:
+    """Eight classes that came one by one, three held-out pictures each, all right: not a doubt for each of them."""
+    scores = torch.zeros(3, 8)
+    scores[:, 0] = 5.0
+    labels, one_by_one, never = torch.zeros(3, dtype=torch.int64), Calibration(), Calibration()
+    for _ in range(8):
+        one_by_one = one_by_one.plus(scores, labels)
+    for other in (one_by_one.joined(never), never.joined(one_by_one)):
+        assert other.temperature == one_by_one.temperature
+    pictures = 3 * (2 - 2**-7)  # the earlier ones count half each time
+    assert one_by_one.pictures == pytest.approx(pictures)
+    sure = (scores[0].double() / one_by_one.temperature).softmax(0)[0]
+    assert sure == pytest.approx((pictures + 1) / (pictures + 2), abs=0.02)
+    unclear = torch.tensor([[1.0, 0.9]])
+    assert list(one_by_one.plus(unclear, torch.tensor([0])).plus(scores, labels).doubt) == pytest.approx(
+        doubt(unclear, torch.tensor([0])).tolist(), rel=1e-5)
 
 
 def test_probabilities_of_a_learner_in_the_field_are_those_of_its_temperature(tmp_path, paint: Paint) -> None:

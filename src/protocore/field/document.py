@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protocore.errors import DataError
-from protocore.learn.calibration import TEMPERATURES, curve, temperature_of
+from protocore.learn.calibration import TEMPERATURES, curve, doubt, less_clear, temperature_of
 from protocore.schema import Fields, Scalar
 from protocore.version import __version__
 
@@ -84,7 +84,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What held-out pictures told: a curve over temperatures, and the scores of the classes that won.
+    """What held-out pictures told: a curve over temperatures, that of the one doubt beside them, and the scores of the
+    classes that won.
 
     Those of earlier classes count half each time, as the learner has changed since.
     """
@@ -92,38 +93,48 @@ class Calibration:
     pictures: float = 0.0
     losses: Sequence[float] = (0.0,) * len(TEMPERATURES)
     best: Sequence[float] = ()
+    doubt: Sequence[float] = (0.0,) * len(TEMPERATURES)
 
     @classmethod
     def read(cls, f: Fields) -> Calibration:
-        made = cls(f.number("pictures"), f.numbers("losses"), f.numbers("best"))
-        if len(made.losses) != len(TEMPERATURES):
-            f.refuse(f"{f.where}losses", f"a curve of {len(TEMPERATURES)} numbers", f.values["losses"])
+        made = cls(f.number("pictures"), f.numbers("losses"), f.numbers("best"), f.numbers("doubt"))
+        for name in ("losses", "doubt"):
+            if len(getattr(made, name)) != len(TEMPERATURES):
+                f.refuse(f"{f.where}{name}", f"a curve of {len(TEMPERATURES)} numbers", f.values[name])
         return made
 
     @property
     def temperature(self) -> float:
         if not self.pictures:
             return 1.0
-        return temperature_of(torch.tensor(self.losses).double())
+        return temperature_of(torch.tensor(self.losses).double() + torch.tensor(self.doubt).double())
 
     def plus(self, scores: Tensor, labels: Tensor) -> Calibration:
         """With the scores of further held-out pictures, (N, classes seen), and the columns of their classes."""
-        losses = [float(f"{a / 2 + b:.6g}") for a, b in zip(self.losses, curve(scores, labels).tolist(), strict=True)]
+        losses = _short([a / 2 + b for a, b in zip(self.losses, curve(scores, labels).tolist(), strict=True)])
         best = scores.double().amax(1).tolist()
         before = self.best[: max(MOST_BEST - len(best), len(self.best) // 2)]
-        return replace(self, pictures=self.pictures / 2 + len(labels), losses=losses, best=_few([*best, *before]))
+        return Calibration(self.pictures / 2 + len(labels), losses, _few([*best, *before]),
+                           self._least(_short(doubt(scores, labels).tolist())))
 
     def joined(self, other: Calibration) -> Calibration:
         """What both have seen; neither is older than the other."""
         return Calibration(self.pictures + other.pictures,
                            [a + b for a, b in zip(self.losses, other.losses, strict=True)],
-                           _few([*self.best, *other.best]))
+                           _few([*self.best, *other.best]), self._least(other.doubt) if other.pictures else self.doubt)
+
+    def _least(self, other: Sequence[float]) -> Sequence[float]:
+        return less_clear(self.doubt, other) if self.pictures else other
+
+
+def _short(values: list[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _few(values: list[float]) -> list[float]:
     """At most so many, evenly over the list."""
     count = min(len(values), MOST_BEST)
-    return [float(f"{values[k * len(values) // count]:.6g}") for k in range(count)]
+    return _short([values[k * len(values) // count] for k in range(count)])
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,29 @@ BINS = 15  # of the calibration error
 
 
 def curve(scores: Tensor, labels: Tensor) -> Tensor:
-    """At each temperature: the sum over the pictures of -log p(true class), and that of Laplace's doubt.
+    """At each temperature: the sum over the pictures of -log p(true class)."""
+    rows = torch.arange(len(labels))
+    return torch.stack([-torch.log_softmax(scores.double() / temperature, 1)[rows, labels].sum()
+                        for temperature in TEMPERATURES])
+
+
+def doubt(scores: Tensor, labels: Tensor) -> Tensor:
+    """Laplace's doubt as such a curve, to be counted once, however many curves are added up.
 
     Where all of the pictures were right, no temperature would be low enough. So the one that was least clear counts
     twice more, as what it shows and as what it was nearly taken for: by Laplace's rule of succession one of n + 2 is
     wrong, and by experience it is an unclear one.
     """
-    scores, rows = scores.double(), torch.arange(len(labels))
-    rivals = scores.scatter(1, labels[:, None], -math.inf).argmax(1)
-    least = int((scores[rows, labels] - scores[rows, rivals]).abs().argmin())
-    losses = []
-    for temperature in TEMPERATURES:
-        log_p = torch.log_softmax(scores / temperature, 1)
-        losses.append(-log_p[rows, labels].sum() - log_p[least, labels[least]] - log_p[least, rivals[least]])
-    return torch.stack(losses)
+    rivals = scores.double().scatter(1, labels[:, None], -math.inf).argmax(1)
+    rows = torch.arange(len(labels))
+    least = (scores[rows, labels] - scores[rows, rivals]).double().abs().argmin()
+    return curve(scores[least].expand(2, -1), torch.stack([labels[least], rivals[least]]))
+
+
+def less_clear(one: Sequence[float], other: Sequence[float]) -> Sequence[float]:
+    """Of two curves of doubt the one to be counted: that of the less clear picture, which every temperature finds it
+    cheaper to take for something else."""
+    return min(one, other, key=math.fsum)
 
 
 def temperature_of(losses: Tensor) -> float:
