@@ -67,4 +67,6 @@ def _tell(one: Planned) -> None:
 
 
 def _clock(seconds: float) -> str:
+    if seconds < 0.1:
+        return "less than 0.1 s"
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"

@@ -78,7 +78,7 @@ def _planned(choice: Choice, quick: Choice, classes: int, pictures: int, report:
         image_size=choice.shape[1],
         classes=classes, pictures=pictures, budget=s.budget, kept=kept, exemplars=rows, exemplar_bytes=each,
         bytes_a_class=kept // classes, fits=not problem, problem=problem, decoder=learner.tools.codec.shared_bytes,
-        seconds=round(seconds(classes * pictures), 1), seconds_a_class=round(seconds(pictures), 1),
+        seconds=round(seconds(classes * pictures), 4), seconds_a_class=round(seconds(pictures), 4),
         peak_memory=peak + waiting)
 
 
