@@ -199,11 +199,11 @@ def test_second_moments_are_added_with_their_weight():
     assert d.loss(start, sight)[0].item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_label_loss_and_goals_of_returning_classes_are_added():
+@pytest.mark.parametrize("weights", [Weights(0.7, 0.4, 0.2), Weights(0.7, 0.4, 0), Weights(0.7, 0, 0.2)], ids=str)
+def test_label_loss_and_goals_of_returning_classes_are_added(weights: Weights):
     labels = torch.tensor([0, 0, 0, 1, 1])
     goals = goals_of(labels)
     goals.previous[3:], goals.anchor[3:] = torch.rand(2, 3), torch.rand(3)
-    weights = Weights(0.7, 0.4, 0.2)
     start, plain = setting(goals=goals, weights=Weights(0.7, 0, 0))
     sight = plain.sight(0, View(light=0.1))
     alone, images = plain.loss(start, sight)
@@ -211,7 +211,7 @@ def test_label_loss_and_goals_of_returning_classes_are_added():
     how = dataclasses.replace(plain.how, label=0.5)
     full = Distribution(plain.codec, goals, plain.reals, plain.learned, how, weights)
     wanted = (alone + 0.5 * plain.learned.label_loss(images + 0.1, labels)
-              + condensation_loss(plain.learned.features(images), goals, Weights(0.0, 0.4, 0.2)))
+              + condensation_loss(plain.learned.features(images), goals, dataclasses.replace(weights, cur_syn=0)))
     assert full.loss(start, sight)[0].item() == pytest.approx(wanted.item(), rel=1e-5)
 
 

@@ -250,7 +250,7 @@ def test_arrays_of_any_origin_are_read_or_refused(data: st.DataObject) -> None:
     ({"counts": np.array([1, 0, 3, 4], np.int32)}, "no pictures"),
     ({"steps": np.full(4, np.nan, np.float16)}, "not finite"),
     ({"strange": np.ones(1)}, "strange"),
-    ({"counts": None}, "counts"),
+    ({"counts": None}, "counts"), ({"scales": np.ones(1, np.float32)}, "scales are missing"),
 ])
 def test_what_is_known_of_classes_must_fit_the_graph(change: dict[str, Any], said: str, exported: dict[str, Path],
                                                      tmp_path: Path) -> None:
@@ -263,6 +263,10 @@ def test_what_is_known_of_classes_must_fit_the_graph(change: dict[str, Any], sai
     (tmp_path / "x.classes").write_bytes(container.packed(arrays, about | {"dtype": "int4"}))
     with pytest.raises(DataError, match="settings are not known"):
         here.take(tmp_path / "x.classes")
+    for strange in ({"format": "protocore classes 99"}, {"kind": "tree"}):
+        (tmp_path / "x.classes").write_bytes(container.packed(arrays, about | strange))
+        with pytest.raises(DataError, match="made by another version"):
+            here.take(tmp_path / "x.classes")
     assert here.classes == about["classes"]
 
 

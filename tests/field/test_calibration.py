@@ -56,6 +56,15 @@ def test_the_temperature_is_that_of_a_slow_search() -> None:
     assert abs(math.log(found / best)) < 0.1
 
 
+def test_a_curve_that_falls_to_one_of_its_ends_is_least_there() -> None:
+    """As where every picture is taken for something else: no doubt is too large."""
+    falling = torch.arange(len(TEMPERATURES)).double().flip(0)
+    assert temperature_of(falling) == TEMPERATURES[-1]
+    assert temperature_of(falling.flip(0)) == TEMPERATURES[0]
+    scores = torch.tensor([[9.0, 0.0], [0.0, 9.0]] * 20)
+    assert temperature_of(curve(scores, torch.tensor([1, 0] * 20))) == TEMPERATURES[-1]
+
+
 def test_few_pictures_that_are_all_right_do_not_make_it_certain() -> None:
     """The rule of succession: of n pictures, all right, the next is right with (n + 1) in (n + 2)."""
     for count in (1, 4, 40):

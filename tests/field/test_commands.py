@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 
 from field.conftest import Paint
 from protocore.cli import main
+from protocore.data.stream import Task
+from protocore.field import plan
+from protocore.field.report import Report
 
 NEW = ["--backbone", "mlp", "--width", "16", "--image-size", "8", "--method", "er", "--codec", "pixels", "--steps",
        "40", "--budget", "16KB", "--threads", "1", "--lr", "0.01", "--optimizer", "adam", "--schedule", "constant"]
@@ -106,6 +112,28 @@ def test_a_plan_says_what_a_budget_holds_and_it_holds_that(paint: Paint, capsys:
     assert planned["peak_memory"] > 10_000_000
     told = said(capsys, "plan", "--classes", "90", "--pictures", "9", *NEW, "--budget", "2KB", code=1)
     assert "does not fit: --budget 2,000 bytes cannot hold 90 classes" in told
+
+
+def test_time_that_no_step_takes_is_that_of_the_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    class Slow:
+        """A second to begin, four steps of two seconds each, and three seconds to condense."""
+
+        image_shape = (1, 2, 2)
+
+        def learn(self, task: Task, on_step: Callable[[int, int, Tensor], None]) -> None:
+            nonlocal now
+            now += 1
+            for step in range(4):
+                now += 2
+                on_step(step + 1, 4, torch.zeros(()))
+            now += 3
+
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: now)
+    per_step, per_picture, _ = plan._measured(Slow(), Report())  # type: ignore[arg-type]
+    assert per_step == 2
+    assert per_picture == 4 / plan.MEASURED
 
 
 @pytest.mark.parametrize(("words", "says"), [

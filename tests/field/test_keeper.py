@@ -26,7 +26,7 @@ from protocore.errors import DataError, HeldError, UserError
 from protocore.field import learning
 from protocore.field.keeper import Keeper
 from protocore.field.report import Interrupted, Report
-from protocore.field.sources import look_alikes
+from protocore.field.sources import class_name, look_alikes
 from protocore.files import hold_file
 
 
@@ -161,12 +161,14 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_learned(keeper: Keeper, pa
     (photos / "red" / "empty.png").touch()
     (photos / "blue" / "notes.txt").write_text("blue")
     (photos / "nobody").mkdir()
-    (photos / "loose.png").write_bytes((photos / "red" / "0.png").read_bytes())
+    (photos / "red" / "old").mkdir()
+    for file in ("loose.png", "red/old/k.png"):
+        (photos / file).write_bytes((photos / "red" / "0.png").read_bytes())
     learned = keeper.learn([photos])
     assert {Path(skip.file).name for skip in learned.skipped} == {"broken.jpg", "empty.png", "notes.txt", "nobody",
-                                                                  "loose.png"}
+                                                                  "loose.png", "old"}
     entry = keeper.show().history[-1]
-    assert entry.skipped == 5
+    assert entry.skipped == 6
     assert {Path(skip.file).name for skip in entry.named} == {Path(skip.file).name for skip in learned.skipped}
     found = keeper.predict([photos / "red" / "broken.jpg", photos / "red" / "0.png"])
     assert found[0].problem
@@ -195,6 +197,13 @@ def test_a_mistake_says_the_way_out(keeper: Keeper, paint: Paint, sources: list[
     with pytest.raises(UserError, match=says):
         keeper.learn([root / source for source in sources], name=name)
     assert keeper.show().method is None
+
+
+def test_a_name_is_one_line_of_at_most_200_characters() -> None:
+    assert class_name(f" {'x' * 200}\n", "here") == "x" * 200
+    for text in ("x" * 201, "a\nb", "a\x1b[2J", " "):
+        with pytest.raises(UserError, match="give 1 to 200 characters"):
+            class_name(text, "here")
 
 
 def test_pictures_and_names_that_were_nearly_there_before_are_told_once(keeper: Keeper, paint: Paint) -> None:

@@ -15,6 +15,7 @@ import os
 import pkgutil
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,12 +77,16 @@ def spawn(name: str, seconds: float, engine: str) -> int:
     told = {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with open(OUT / f"{name}.log", "wb") as log:
-        process = subprocess.run(words, env={**os.environ, **told}, stdout=log, stderr=log, timeout=seconds + 300)
-    if process.returncode:  # stuck, or dead: the last input is still there
+        try:
+            code = subprocess.run(words, env={**os.environ, **told}, stdout=log, stderr=log,
+                                  timeout=seconds + 300).returncode
+        except subprocess.TimeoutExpired:  # the other targets go on
+            code = -signal.SIGKILL
+    if code:  # stuck, or dead: the last input is still there
         keep_last(name)
     last = [line for line in (OUT / f"{name}.log").read_text(errors="replace").splitlines() if "inputs" in line]
     print(f"{name}: {last[-1].strip() if last else 'no word'}", flush=True)
-    return process.returncode
+    return code
 
 
 def keep_last(name: str) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from fuzz import __main__ as long_run
 from fuzz.check import Finding, check, warm
-from fuzz.mutate import NASTY, damaged_bytes, damaged_json, dumped
+from fuzz.mutate import NASTY, Raw, damaged_bytes, damaged_json, dumped
 from fuzz.targets import TARGETS, Target
+from fuzz.tensors import damaged_file, together
 from protocore.errors import DataError, UserError
 
 _INPUTS = {"result": 60, "learner": 60, "pack": 150}  # those that take longer
@@ -141,3 +144,33 @@ def test_without_coverage_hypothesis_draws_until_the_time_is_over(tmp_path: Path
     long_run.drawn(search.target, search)
     assert search.count == len(seen) == 30
     assert len(set(seen)) > 10
+
+
+@pytest.mark.parametrize("shape", [["x"], [2, "2"], [[1, 2, 3], 2**33], ["ab", 2**33], "4", None, 4, {}, [None], [4.0]])
+def test_shapes_that_were_damaged_before_are_damaged_once_more(shape: Any) -> None:
+    """A guided search goes on from what it has damaged already."""
+    row = {"dtype": "U8", "shape": shape, "data_offsets": [0, 4]}
+    data = together({"a": row, "b": {**row, "shape": [4], "data_offsets": [4, 8]}}, {"a": b"1234", "b": b"5678"})
+    made = {damaged_file(data, Random(seed)) for seed in range(60)}
+    assert len(made) > 30
+
+
+def test_headers_too_deep_to_go_through_are_damaged_as_bytes() -> None:
+    data = together({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+                     "__metadata__": {"x": Raw("[" * 980 + "]" * 980)}}, {"a": b"1234"})
+    assert len({damaged_file(data, Random(seed)) for seed in range(60)}) > 30
+
+
+def test_a_target_that_is_stuck_does_not_end_the_run_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(words: list[str], *, timeout: float, **more: Any) -> None:
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(long_run, "OUT", tmp_path)
+    monkeypatch.setattr(subprocess, "run", stuck)
+    last = tmp_path / "work" / "zip" / "archive.zip"
+    last.parent.mkdir(parents=True)
+    last.write_bytes(b"the last one")
+    assert long_run.spawn("zip", 1, "hypothesis") < 0
+    assert "zip: no word" in capsys.readouterr().out
+    assert (tmp_path / "findings" / "zip-ended.bin").read_bytes() == b"the last one"

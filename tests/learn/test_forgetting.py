@@ -15,7 +15,7 @@ from helpers import learner, noise
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
-from protocore.learn.forgetting import _traces
+from protocore.learn.forgetting import LEAST_BYTES, LEAST_VALUES, _traces
 from protocore.learn.learner import Learner
 from protocore.learn.unlearning import Unlearning
 from protocore.methods import METHODS, Batch
@@ -79,6 +79,8 @@ def test_the_others_answer_as_before_and_nothing_of_it_is_in_the_file(name: str,
     old = (tmp_path / "before.learner").read_bytes()
     assert all(trace in old for trace in traces)
     assert traces
+    own = {row for rows in kept.values() for c, row in rows if c == gone}
+    assert {row for row in own if len(row) >= LEAST_BYTES and len(set(row)) >= LEAST_VALUES} <= set(traces)
     certificate = mine.forget(NAMES[gone])
     assert mine.classes_ == [NAMES[c] for c in (0, 1, 3, 4)]
     assert mine.method.seen == [0, 1, 2, 3]

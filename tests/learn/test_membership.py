@@ -60,6 +60,10 @@ def test_less_evidence_than_for_others_gives_members_away_too() -> None:
     same = membership(torch.arange(50.0), torch.arange(50.0))
     assert same is not None
     assert not same.told
+    lone = membership(torch.ones(1), torch.zeros(1))  # as far as can be, which of one and one is often so
+    assert lone is not None
+    assert lone.auc == 1
+    assert not lone.told
 
 
 def test_evidence_is_the_logit_of_the_probability_and_goes_on_where_that_is_1() -> None:

@@ -170,6 +170,13 @@ def test_the_check_before_the_training_changes_no_number(tmp_path: Path) -> None
     assert [len(stream.open(0)), stream.task_size(1)] == [6, 6]
 
 
+def test_pictures_that_are_measured_before_the_training_are_given_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, measured, everything = named_stream(["a", "b"]), list[Task](), Stream.everything
+    monkeypatch.setattr(Stream, "everything", lambda self: measured.append(everything(self)) or measured[-1])
+    check_stream(Learner.of(configure(flags_of("er", codec="jpeg:50", budget=9_000)), stream.image_shape), stream)
+    assert [task.closed for task in measured] == [True]
+
+
 def test_no_exemplar_is_longer_than_a_decoder_says() -> None:
     noise = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     for codec in ("jpeg:100", "webp:100", "vqgan:4,entropy", "vqgan:4", "pixels"):

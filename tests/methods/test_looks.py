@@ -90,6 +90,20 @@ def test_a_raw_row_says_nothing_about_old_classes(method):
     mine.method.loss(replace(batch, raw=None, notes={}))
 
 
+def test_prototypes_of_old_and_new_classes_are_held_apart_by_rows_that_look_decoded():
+    """The gradient of a row that looks raw is none: its look alone would tell its prototype from the old ones."""
+    mine = make("protocore", distill=0.0, task_cur=0.0, task_pre=0.0, pre_pro=0.0, noise="0")
+    mine.learn(task([0, 1] * 12, 0))
+    begin(mine, task([2, 3] * 12, 1))
+    images, labels = pictures([2, 3] * 4, 2), torch.tensor([2, 3] * 4)
+    raw = torch.tensor([True, False, False, True, True, False, True, False])
+    for looks, counts in ((raw, ~raw), (None, torch.ones(8, dtype=torch.bool))):
+        x = to_float(images).requires_grad_()
+        loss = mine.method.loss(Batch(images, x, labels, torch.arange(8), first_pass=True, raw=looks))
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert torch.equal(gradient.flatten(1).abs().sum(1) > 0, counts)
+
+
 def test_with_masked_losses_no_current_row_meets_old_classes():
     mine = make("er", current="masked")
     mine.learn(task([0, 1] * 12, 0))

@@ -48,6 +48,11 @@ def test_results_of_older_versions_are_readable(finished):
     assert result.settings["strict"] is False
 
 
+def test_where_settings_came_from_is_text_whatever_a_file_says(finished):
+    result = result_of(finished[1].to_json() | {"sources": {"lr": 3, "spc": True, "seed": "flag"}}, "odd")
+    assert result.sources == {"lr": "3", "spc": "True", "seed": "flag"}
+
+
 def damaged(document, **changes):
     return json.dumps(document | changes)
 
@@ -290,6 +295,17 @@ def test_bfloat16_is_taken_where_it_gains(monkeypatch, backbone, side, units, pr
     with_units(monkeypatch, units)
     settings = configure(SMALL | {"backbone": backbone}).settings
     assert machine_for(settings, (1, side, 8)).precision == precision
+
+
+def test_bfloat16_that_is_asked_for_needs_units_for_it(monkeypatch):
+    from protocore.learn.device import machine_for
+
+    settings = configure(SMALL | {"precision": "bfloat16"}).settings
+    with_units(monkeypatch, True)
+    assert machine_for(settings, (1, 8, 8)).precision == "bfloat16"
+    with_units(monkeypatch, False)
+    with pytest.raises(UserError, match=r"--precision bfloat16: cpu has no units for it.*use float32"):
+        machine_for(settings, (1, 8, 8))
 
 
 def test_going_on_in_another_precision_is_said_and_stored(monkeypatch, tmp_path):
