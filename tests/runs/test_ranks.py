@@ -397,6 +397,20 @@ def test_the_first_on_a_machine_goes_first_and_all_go_on_together(tmp_path):
     assert max(at for _, at in found) - min(at for _, at in found) < 0.25  # nobody is ahead by the others' work
 
 
+def test_the_first_process_leaves_last():
+    """It keeps the notes: another one that still waits for a word would take it for lost."""
+    def works() -> list[str]:
+        if ranks.here.rank:
+            time.sleep(1.0)  # long after the first one has nothing left to do
+            ranks._note("late", "word")
+            store = ranks.here.store
+            assert store is not None
+            return [store.get("late").decode()]
+        return []
+
+    assert in_processes(works, world=2) == [[], ["word"]]
+
+
 def test_what_fails_in_the_first_fails_in_all():
     def fails() -> None:
         ranks.first(lambda: (_ for _ in ()).throw(DataError(f"not here, {ranks.here.rank}")))

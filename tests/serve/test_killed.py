@@ -28,7 +28,7 @@ def learning(client: Any, seconds: float = 1200) -> dict[str, Any]:
 
 
 def test_a_killed_server_and_a_stopped_one_lose_nothing(tmp_path: Path, paint: Paint) -> None:
-    keeper = Keeper.new(tmp_path / "mine.learner", **SMALL | {"steps": 1000})
+    keeper = Keeper.new(tmp_path / "mine.learner", **SMALL | {"steps": 4000})
     photos, before = paint("photos", "red", "blue", "green", each=6), keeper.path.read_bytes()
     with Server(keeper.path) as server, httpx2.Client(base_url=server.url, timeout=120) as client:
         assert send(client, "red", photos / "red") + send(client, "blue", photos / "blue") == [201] * 12

@@ -24,6 +24,7 @@ from protocore.ranks import started
 
 T = TypeVar("T")
 SILENCE = timedelta(minutes=30)  # one that says nothing for so long counts as gone
+_FAREWELL = 20  # seconds for which the first process waits for the others to leave
 _LOOK = 0.1  # seconds between two looks at what the others have noted
 
 
@@ -90,10 +91,23 @@ def together(silence: timedelta = SILENCE) -> Iterator[None]:
     except Exception as error:
         _note("failed", f"process {rank}: {_first_line(error)}")
         raise
+    else:
+        _leave()
     finally:
         vars(here).update(vars(Here()))
         with suppress(RuntimeError):  # it may be half gone
             dist.destroy_process_group()
+
+
+def _leave() -> None:
+    """The first process keeps the notes, so it leaves last: who still waits for a word would take it for lost."""
+    if here.store is None:
+        return
+    with suppress(RuntimeError):
+        left, until = here.store.add("left", 1), time.monotonic() + _FAREWELL
+        while here.rank == 0 and left < here.world and time.monotonic() < until:
+            time.sleep(_LOOK)
+            left = here.store.add("left", 0)
 
 
 def _note(key: str, text: str) -> None:
