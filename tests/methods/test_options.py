@@ -32,6 +32,7 @@ MATCHED = {"exemplars": "synthetic", "match": "distribution", "blend": 2}
 ALSO: dict[str, dict[str, Any]] = {
     **{f"{method} fill": CAPACITY for method in ("er", "cflat", "der", "derpp", "onpro")},
     "csrel balance": CAPACITY, "csrel beta": ONLINE, "csrel mse": ONLINE,
+    "ocs diversity": {"tau": 0.0, "candidates": 4},  # a large affinity would leave the order to rounding
     "fecam first_windows": ONLINE, "ldc adam_epochs": {"fit": "adam"}, "ldc adam_lr": {"fit": "adam"},
     **{f"protocore match_{name}": MATCHED for name in ("networks", "samples", "every", "second", "label")},
     "protocore match": SYNTHETIC, "protocore blend": SYNTHETIC, "protocore init_scale": SYNTHETIC | {"start": "random"},
