@@ -11,7 +11,7 @@ from helpers import task_of as plain_task
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.learner import Learner
-from protocore.methods.ldc import apply_map, moments, ridge_map
+from protocore.methods.parts.ridge import apply_map, moments, ridge_map
 from protocore.runs.configure import configure
 from protocore.runs.job import run
 

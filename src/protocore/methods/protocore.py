@@ -19,7 +19,6 @@ from protocore.methods.parts.losses import (
     mixed_prototypes,
     prototype_loss,
 )
-from protocore.methods.parts.previous import Previous
 from protocore.methods.protocore_condensing import Condensing
 from protocore.methods.protocore_options import ProtoCoreOptions
 
@@ -40,9 +39,11 @@ class ProtoCore(Condensing):
         "paper": {"lr": 0.05, "optimizer": "adam", "cur_pro": 1.0,
                   "pre_pro": 0.1, "pre_syn": 0.1, "shift": 0.1, "beta": 0.95,
                   "pro_temperature": 0.1, "task_temperature": 3.0, "start": "random", "condense_lr": 0.1,
-                  "condense_steps": 50, "init_scale": 1e-4, "distill": 0.0, "neighbours": 0.0},
+                  "condense_steps": 50, "init_scale": 1e-4, "distill": 0.0, "neighbours": 0.0, "predict": "head",
+                  "follow": False},
         "fast": {"codec": "vqgan:4", "match": "auto"},  # the most exemplars that a byte buys
-        "cpu": {"distill": 0.0, "neighbours": 0.0},  # what the first tables were made with
+        # what the first tables were made with
+        "cpu": {"distill": 0.0, "neighbours": 0.0, "predict": "head", "follow": False},
     }
 
     options: ProtoCoreOptions
@@ -55,7 +56,6 @@ class ProtoCore(Condensing):
         for name in ("table", "table_labels", "steps"):
             self.hold(name)
         self.about = 0.0
-        self.previous = self.hold(Previous(self.net))
 
     def open_task(self, task: Task) -> None:
         # How many classes the task is really about: the perplexity of its labels, so that the few samples of
@@ -70,12 +70,12 @@ class ProtoCore(Condensing):
             self.exemplars.keep(self.exemplars.first_of_each(self.room(task)))  # room for the real ones, which come now
         self.steps = 0
         self.renew_table()
-        if self.old and self.options.distill:
+        if self.old and (self.options.distill or self.options.follow):
             self.previous.renew()
 
     def end_task(self, task: Task) -> None:
-        self.previous.drop()
         super().end_task(task)
+        self.previous.drop()
 
     def check_blend(self, task: Task) -> None:
         """A class that comes once, with too few samples for a blend, would be forgotten without a word."""
@@ -114,7 +114,7 @@ class ProtoCore(Condensing):
             noise = torch.zeros_like(z)
             noise[now : now + len(synthetic)].normal_().mul_(self.sigma.to(z))
             z = z + noise
-        teacher = None if self.previous.net is None else self.previous.logits(x)
+        teacher = self.previous.logits(x) if self.previous.net is not None and o.distill else None
         logits = self.net.logits(z) / o.task_temperature
         if teacher is not None:
             old = torch.tensor(self.old, device=y.device)

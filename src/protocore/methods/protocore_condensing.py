@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from protocore.condense.loop import flat_maps
 from protocore.condense.store import CondensedStore
-from protocore.condense.targets import Targets, believed, layer_goals, make_targets
+from protocore.condense.targets import Targets, believed, make_targets
 from protocore.data.augment import augmentation, to_float
 from protocore.data.stream import Task
 from protocore.errors import UserError
@@ -18,10 +17,12 @@ from protocore.memory.fill import settle
 from protocore.memory.plan import Horizon, Plan
 from protocore.methods.base import Batch, Method, Tools
 from protocore.methods.parts.losses import RADIUS, class_means, radius
-from protocore.methods.parts.means import at_home
+from protocore.methods.parts.means import NearestMean, at_home
 from protocore.methods.parts.neighbours import HeadAndNeighbours
+from protocore.methods.parts.previous import Previous
 from protocore.methods.parts.replay import Replay
-from protocore.methods.protocore_matching import matcher
+from protocore.methods.parts.ridge import moved
+from protocore.methods.protocore_matching import further_goals, maps_of, matcher
 from protocore.methods.protocore_options import ProtoCoreOptions, recipe_of, sigma_of
 
 
@@ -47,6 +48,8 @@ class Condensing(Method):
         self.real = self.keep(Replay(tools, "class", "real exemplars")) if o.real else None
         if self.real:
             self.hold(self.real.room)
+        self.previous = self.hold(Previous(self.net))
+        self.by_prototypes = o.predict == "prototypes" or (o.predict == "auto" and self.blend > 1)
         self.sigma = torch.full((1,), sigma_of(o.noise))
         self.keep("sigma", "statistics/sigma", mixed=RADIUS)
         self.kept_records: dict[str, Tensor] = {}
@@ -60,6 +63,9 @@ class Condensing(Method):
         self.voters = None
 
     def predictor(self) -> nn.Module:
+        if self.by_prototypes and len(self.prototypes):
+            classes = self.prototypes.classes
+            return NearestMean(self.net, self.prototypes.get(classes).to(self.tools.device), classes, self.seen[-1] + 1)
         stores = [store for store in self.stores() if len(store)]
         if not stores or not self.options.neighbours:
             return self.net
@@ -84,6 +90,7 @@ class Condensing(Method):
                 correct = torch.ones_like(correct)
             if self.sigma.isnan():
                 self.sigma = radius(z, labels)[None].cpu()
+            self.follow(task, z)
             classes, room = list(task.classes), self.room(task)
             rows = believed(labels, correct, room * self.blend)
             targets = make_targets(z, labels, classes, room, rows, self.blend)
@@ -102,6 +109,23 @@ class Condensing(Method):
             self.prototypes.set(classes, means)
         self.settle()
 
+    @torch.no_grad()
+    def follow(self, task: Task, z: Tensor) -> None:
+        """Stored prototypes move where the network has moved what it sees: z are its new features of the task."""
+        classes, show = self.prototypes.classes, self.tools.on_device
+        if self.previous.net is None or not classes or not self.options.follow:
+            return
+
+        def before(parts: Iterable[Tensor]) -> Tensor:
+            return torch.cat([self.previous.features(show(x)) for x in parts])
+
+        pairs = [(before(to_float(self.images(task, rows)) for rows in torch.arange(len(task)).split(256)), z)]
+        stored = [to_float(store.at(rows).images)
+                  for store in self.stores() for rows in torch.arange(len(store)).split(256)]
+        if stored:
+            pairs.append((before(stored), torch.cat([self.features_of(x) for x in stored])))
+        self.prototypes.set(classes, moved(self.prototypes.get(classes), pairs))
+
     def settle(self) -> None:
         settle(self.tools.settings.budget, self.exemplars, self.state)
 
@@ -111,26 +135,10 @@ class Condensing(Method):
         matched = matcher(self, self.condensed, task, targets, self.options.task_temperature)
         made = self.condensed.renew(
             self.net.features, targets, self.tools.on_device(start) if isinstance(start, Tensor) else start, room,
-            lambda done, of: self.tools.progress("condensing", done, of), maps=self.maps,
-            matched=matched, **self.further_goals(task, targets))
+            lambda done, of: self.tools.progress("condensing", done, of), maps=maps_of(self.net),
+            matched=matched, **further_goals(self, task, targets))
         self.net.train()
         self.kept_records = self.condensed.records | {"losses": torch.tensor([made.before, made.after])}
-
-    def maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features, and the maps of the layers below them as one row an image."""
-        layers = self.net.layers(x)
-        return layers[-1], flat_maps(layers)
-
-    def further_goals(self, task: Task, targets: Targets) -> dict[str, Tensor]:
-        """What exemplars match besides the features, where it is asked for: maps of the layers, pixels."""
-        o, goals, show = self.options, {}, self.tools.on_device
-        if o.match_layers:
-            goals["layers"] = layer_goals(
-                lambda x: self.maps(x)[1], lambda rows: show(to_float(self.images(task, rows.cpu()))), targets,
-                of_sample=o.target == "sample")
-        if o.match_pixels:
-            goals["images"] = show(to_float(task.take(targets.nearest.cpu())))
-        return goals
 
     def room(self, task: Task) -> Tensor:
         """Condensed exemplars of each class that the allowance leaves beside prototypes and real exemplars."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from protocore.backbones import Network
 from protocore.codecs.base import Codec
-from protocore.condense.loop import Condensed, Goals
+from protocore.condense.loop import Condensed, Goals, Maps, flat_maps
 from protocore.condense.matching import NETWORKS, Distribution, Learned, Matching, Reals, match
 from protocore.condense.store import CondensedStore
-from protocore.condense.targets import Targets
+from protocore.condense.targets import Targets, layer_goals
 from protocore.config import Options, flag, option
 from protocore.data.augment import to_float
 from protocore.data.stream import Task
@@ -103,3 +104,24 @@ def matcher(method: Method, store: CondensedStore, task: Task, targets: Targets,
                      progress=lambda done, of: method.tools.progress("condensing", done, of))
 
     return optimise
+
+
+def maps_of(net: Network) -> Maps:
+    """Features, and the maps of the layers below them as one row an image."""
+    def maps(x: Tensor) -> tuple[Tensor, Tensor]:
+        layers = net.layers(x)
+        return layers[-1], flat_maps(layers)
+
+    return maps
+
+
+def further_goals(method: Method, task: Task, targets: Targets) -> dict[str, Tensor]:
+    """What exemplars match besides the features, where it is asked for: maps of the layers, pixels."""
+    o, goals, show = method.options, {}, method.tools.on_device
+    if o.match_layers:
+        goals["layers"] = layer_goals(
+            lambda x: flat_maps(method.net.layers(x)),
+            lambda rows: show(to_float(method.images(task, rows.cpu()))), targets, of_sample=o.target == "sample")
+    if o.match_pixels:
+        goals["images"] = show(to_float(task.take(targets.nearest.cpu())))
+    return goals

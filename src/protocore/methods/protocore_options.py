@@ -37,8 +37,13 @@ class ProtoCoreOptions(MatchingOptions):
     masked: bool = option(True, "L_task_cur over the classes of the current data only")
     balanced: bool = option(True, "L_task_pre over all seen classes, current ones included, equal weight a class")
     perturb: str = option("auto", "image transforms F of replay, as in --augment (auto: the same ones)")
-    neighbours: float = option(0.05, "at prediction exemplars vote beside the head, by the cosine of their features "
-                               "with this temperature (0: the head alone)", least=0)
+    predict: str = option("auto", "what predicts: the head, beside which exemplars vote, or the nearest real prototype "
+                          "(auto: prototypes where exemplars are synthetic, which tell the network little of the look "
+                          "of real pictures, else the head)", choices=("auto", "head", "prototypes"))
+    follow: bool = option(True, "after a task stored prototypes are moved by the linear map from features before it to "
+                          "features after it, fitted on current images and exemplars")
+    neighbours: float = option(0.05, "where the head predicts, exemplars vote beside it, by the cosine of their "
+                               "features with this temperature (0: the head alone)", least=0)
     noise: str = option("auto", "σ of the feature noise in L_task_pre; auto: estimated in the first task (PASS)")
     filter: bool = option(True, "leave misclassified samples out of the prototypes")
     real: int = option(0, "real exemplars a class beside the condensed ones (20 for the paper's 20+1)", least=0)
