@@ -13,7 +13,7 @@ from protocore.condense.loop import Goals, flat_maps
 from protocore.data.augment import to_float
 from protocore.memory.fill import BalancedReservoir
 from protocore.memory.plan import plan_of
-from protocore.methods import protocore
+from protocore.methods import bcsr, protocore
 from protocore.methods.base import Batch
 from protocore.methods.bcsr import BCSR
 from protocore.methods.csrel import CSReL
@@ -23,6 +23,7 @@ from protocore.methods.ldc import LDC, moments, ridge_map
 from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.replay import ReplayMethod
 from protocore.methods.pass_ import PASS
+from protocore.methods.pbcs import PBCS
 from protocore.methods.protocore import ProtoCore
 from protocore.methods.rm import RainbowMemory
 
@@ -352,3 +353,49 @@ def test_in_codec_space_candidates_are_seen_as_the_codec_shows_them():
     pool = Pool(task, method.store, mine.tools)
     assert torch.equal(pool.x(rows), to_float(task.take_coded(rows)))
     assert not torch.equal(pool.x(rows), to_float(task.take(rows)))
+
+
+def test_candidates_for_the_memory_are_weighted_for_as_many_as_will_stay(monkeypatch):
+    """As many largest weights are counted by the regulariser: of all of them the sum is always the same."""
+    asked, real = [], bcsr.coreset_weights
+    monkeypatch.setattr(bcsr, "coreset_weights", lambda *a, **k: asked.append((len(a[1]), a[3])) or real(*a, **k))
+    learner("bcsr", spc=2, kappa=1.0).learn(task_of([0, 1] * 6))
+    assert asked == [(12, 4)]
+
+
+@pytest.mark.parametrize(("flags", "balanced"), [
+    ({"spc": 2}, True), ({"capacity": 8}, False), ({"budget": "4KB"}, False), ({"capacity": 8, "online": True}, True),
+    ({"capacity": 8, "blurry": 10}, True), ({"spc": 2, "balance": "off"}, False),
+    ({"capacity": 8, "balance": "on"}, True),
+])
+def test_pbcs_gives_all_classes_equal_room_where_tasks_do_not_stand_for_classes(flags, balanced):
+    method = learner("pbcs", **flags).method
+    assert isinstance(method, PBCS)
+    assert method.balanced is balanced
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_trained_map_of_ldc_has_a_bias_where_that_is_asked_for(bias):
+    mine = learner("ldc", fit="adam", fit_bias=bias, adam_epochs=3, adam_lr=0.02)
+    mine.learn(task_of([0, 1] * 8))
+    task = task_of([2, 3] * 8, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, LDC)
+    with torch.no_grad():
+        for p in mine.net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    torch.manual_seed(5)
+    found = method.projector(task)
+    torch.manual_seed(5)
+    linear = torch.nn.Linear(mine.net.dim, mine.net.dim, bias=bias)
+    adam = torch.optim.Adam(linear.parameters(), lr=0.02)
+    for _ in range(3):
+        x = to_float(task.take(torch.randperm(16)))
+        with torch.no_grad():
+            old, new = method.previous.features(x), mine.net.features(x)
+        adam.zero_grad()
+        (linear(old) - new).square().mean().backward()
+        adam.step()
+    expected = [linear.weight, *([linear.bias[:, None]] if bias else [])]
+    assert torch.allclose(found, torch.cat(expected, 1).detach().double(), atol=1e-5)
