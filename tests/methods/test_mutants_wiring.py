@@ -155,6 +155,25 @@ def test_a_refreshed_exemplar_is_held_to_what_the_layers_say_of_it_now(monkeypat
     assert not torch.allclose(goals.layers[2], goals.layers[3], atol=1e-3)
 
 
+def test_a_refreshed_exemplar_stays_near_what_it_looks_like_now(monkeypatch):
+    said: list[Goals] = []
+    real = condensing.condense
+    monkeypatch.setattr(condensing, "condense", lambda *a, **k: said.append(a[3]) or real(*a, **k))
+    mine = learner("protocore", spc=1, exemplars="coded", condense_steps=2, match_pixels=1.0, refresh=True)
+    mine.learn(task_of([0, 1] * 8))
+    task = task_of([2, 3] * 8, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, ProtoCore)
+    expected = to_float(method.exemplars.images[method.exemplars.labels.argsort()].clone())
+    mine.finish(task, None)
+    goals = said[-1]
+    assert goals.images is not None
+    assert goals.labels.tolist() == [2, 3, 0, 1]
+    assert torch.allclose(goals.images[2:], expected, atol=1e-6)
+    assert 0 <= float(goals.images.min()) < float(goals.images.max()) <= 1
+
+
 def test_a_class_that_gave_nothing_for_the_budget_keeps_its_room():
     mine = learner("er", (3, 16, 16), budget=6000, codec="webp:90", fill="class")
     task = task_of([0] * 30 + [1] * 2, shape=(3, 16, 16))
