@@ -418,3 +418,15 @@ def test_the_trained_map_of_ldc_has_a_bias_where_that_is_asked_for(bias):
         adam.step()
     expected = [linear.weight, *([linear.bias[:, None]] if bias else [])]
     assert torch.allclose(found, torch.cat(expected, 1).detach().double(), atol=1e-5)
+
+
+def test_in_codec_space_csrel_judges_candidates_as_the_codec_shows_them():
+    mine = learner("csrel", (1, 8, 8), codec="webp:10", replay_space="codec")
+    task = task_of([0, 1] * 4, shape=(1, 8, 8))
+    task.code(mine.through_codec)
+    begin(mine, task)
+    method, rows = mine.method, torch.arange(8)
+    assert isinstance(method, CSReL)
+    pool = Pool(task, method.store, mine.tools)
+    assert torch.equal(method.view(pool, rows), to_float(task.take_coded(rows)))
+    assert not torch.equal(method.view(pool, rows), to_float(task.take(rows)))
