@@ -13,7 +13,8 @@ from protocore.condense.loop import Goals, flat_maps
 from protocore.data.augment import to_float
 from protocore.memory.fill import BalancedReservoir
 from protocore.memory.plan import plan_of
-from protocore.methods import bcsr, protocore
+from protocore.methods import adc, bcsr, protocore
+from protocore.methods.adc import ADC
 from protocore.methods.base import Batch
 from protocore.methods.bcsr import BCSR
 from protocore.methods.csrel import CSReL
@@ -430,3 +431,40 @@ def test_in_codec_space_csrel_judges_candidates_as_the_codec_shows_them():
     pool = Pool(task, method.store, mine.tools)
     assert torch.equal(method.view(pool, rows), to_float(task.take_coded(rows)))
     assert not torch.equal(method.view(pool, rows), to_float(task.take(rows)))
+
+
+def test_prototypes_of_single_images_are_replayed_as_they_are_until_a_radius_is_known():
+    mine = learner("pass", distill=0.0, epochs=1)
+    mine.learn(task_of([0, 1]))
+    task = task_of([2, 3] * 6, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, PASS)
+    assert method.sigma.isnan()
+    o, losses = method.options, []
+    for weight in (o.prototypes, 0.0):
+        method.options = replace(o, prototypes=weight)
+        torch.manual_seed(2)
+        losses.append(method.loss(batch_of(task, range(6))).item())
+    torch.manual_seed(2)
+    drawn = torch.randint(2, (6,))
+    z = method.means.get([0, 1])[drawn]
+    expected = F.cross_entropy(mine.net.logits(z) / o.temperature, 4 * drawn).item()
+    assert losses[0] - losses[1] == pytest.approx(o.prototypes * expected, rel=1e-4)
+
+
+def test_the_range_of_an_attack_is_that_of_all_pictures_of_the_task(monkeypatch):
+    """Not of those that went through the network last."""
+    monkeypatch.setattr(adc, "CHUNK", 5)
+    mine = learner("adc")
+    mine.learn(task_of([0, 1] * 6))
+    labels = [2, 3] * 6
+    images = marked(labels) // 4 + 60
+    images[1, 0, 0, 0], images[3, 0, 1, 1] = 200, 10
+    task = task_of(labels, images=images)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, ADC)
+    z, low, high = method.seen_by_old(task)
+    assert (low, high) == pytest.approx((10 / 255, 200 / 255))
+    assert torch.allclose(z, method.previous.features(to_float(task.take(torch.arange(12)))), atol=1e-6)
