@@ -89,6 +89,18 @@ def test_a_full_head_is_planned_for_with_logits_of_all_its_outputs(method):
     assert mine.method.planned(mine.method.horizon(task), 4) == plan_of(state)
 
 
+@pytest.mark.parametrize("flags", [{"head": "linear"}, {"head": "cosine"}, {"head": "cosine", "full_head": True}])
+def test_what_ewc_keeps_of_each_parameter_is_planned_for_whatever_the_head(flags):
+    """The scale of a cosine head is one number, however many classes there are."""
+    mine = learner("ewc", classes=6, **flags)
+    mine.learn(task_of([0, 1] * 6))
+    task = task_of([2, 3] * 6, seed=1)
+    begin(mine, task)
+    planned = mine.method.planned(mine.method.horizon(task), 0)
+    mine.finish(task, None)
+    assert planned == plan_of(mine.memory())
+
+
 @pytest.mark.parametrize("views", [1, 3])
 def test_ldc_fits_its_map_on_as_many_views_of_each_image_as_told(views):
     mine = learner("ldc", ridge_views=views, augment="crop1", ridge=0.1)
