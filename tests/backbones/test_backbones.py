@@ -380,3 +380,22 @@ def test_byte_images_and_unknown_stems_are_refused() -> None:
         ResNet(18, stem="tiny")
     with pytest.raises(UserError, match="18, 50"):
         ResNet(34)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_asking_how_many_pictures_pass_at_once_leaves_the_network_as_it_was(training: bool) -> None:
+    net = build_network("convnet", (3, 32, 32), width=8, norm="batch")
+    net.freeze(1)
+    net.train(training)
+    modes = [module.training for module in net.modules()]
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    assert len(set(modes)) == 1 + training  # the frozen stage never trains
+    assert net.at_once() in (16, 32, 64, 128, 256, 512)
+    assert [module.training for module in net.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_the_larger_the_maps_the_fewer_pictures_pass_at_once() -> None:
+    """Eight megabytes of the largest map, in a power of two of pictures."""
+    counts = [build_network("convnet", (3, side, side), width=64).at_once() for side in (8, 32, 64, 256)]
+    assert counts == [512, 128, 32, 16]  # a stage halves the sides: 64 maps of 16 x 16 floats take 64 KB

@@ -26,7 +26,7 @@ from protocore.codecs.webp import WebP
 from protocore.config import Settings
 from protocore.data import cache, cifar, idx, images
 from protocore.data.benchmarks import open_stream
-from protocore.data.cache import cached
+from protocore.data.cache import cached, kept_pair
 from protocore.data.images import ArrayImages, FileImages, file_set
 from protocore.data.sets.cifar100 import read_cifar100
 from protocore.data.sets.folder import read_folder
@@ -415,6 +415,21 @@ def test_bad_files_of_a_published_set_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"(?s)13 pictures cannot be read.*0\.png.*9\.png.*and 3 more") as caught:
         part.images.take(np.arange(13))
     assert len(str(caught.value).splitlines()) == 12
+
+
+def test_a_published_set_is_kept_decoded_only_if_all_its_pictures_can_be_read(tmp_path: Path) -> None:
+    """A black one in place of a damaged file would be learned and tested on."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture at all")
+    sound, broken = (file_set(tmp_path, [(name, (tmp_path / name).stat().st_size, 0)], ("x",), 4)
+                     for name in ("good.png", "bad.png"))
+    for pair in ((sound, broken), (broken, sound)):
+        with pytest.raises(DataError, match=r"bad\.png: cannot read this picture"):
+            kept_pair(pair)
+    for part in kept_pair((sound, sound)):
+        assert isinstance(part.images, ArrayImages)
+        assert np.array_equal(part.images.take(np.arange(1))[0], pixels.transpose(2, 0, 1))
 
 
 # pickles and IDX files that cost more than they look

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import protocore
@@ -153,6 +154,22 @@ def test_a_picture_is_learned_once_whatever_its_file_is_called(keeper: Keeper, p
     Image.new("RGB", (9, 9), (10, 250, 10)).save(photos / "green" / "a.png")
     third = keeper.learn([photos])  # the folder has grown: what is new in it is learned, and nothing else
     assert (third.new, third.more) == ({"green": 1}, {})
+
+
+def test_pictures_are_learned_in_an_order_that_their_content_decides(tmp_path: Path, paint: Paint) -> None:
+    """Files of other names, in another order, make the same learner."""
+    photos = paint("photos", "red", "blue")
+    for path in photos.rglob("*.png"):
+        renamed = tmp_path / "renamed" / path.parent.name / f"{9 - int(path.stem)}.png"
+        renamed.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, renamed)
+    one, other = (Keeper.new(tmp_path / f"{name}.learner", **TINY | {"steps": 6}) for name in ("one", "other"))
+    one.learn([photos])
+    other.learn([tmp_path / "renamed"])
+    first, second = ({**keeper.learner.net.state_dict(), **keeper.learner.memory()} for keeper in (one, other))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert one.document.calibration == other.document.calibration
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_is_learned(keeper: Keeper, paint: Paint) -> None:

@@ -7,17 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import learner, marked, task_of
+from helpers import SHAPE, learner, marked, noise, task_of
 from protocore.config import Settings
 from protocore.data.images import ArrayImages, array_set
 from protocore.data.stream import Stream, Task
+from protocore.errors import BudgetError
+from protocore.learn import export
 from protocore.learn.ahead import evaluate_ahead
 from protocore.learn.cflat import flat_step
 from protocore.learn.evaluate import evaluate
 from protocore.learn.learner import Learner
 from protocore.learn.loop import Plan, first_is_over, steps_for
-from protocore.learn.room import end_of, window_size
+from protocore.learn.merging import merge
+from protocore.learn.room import check_stream, end_of, longest, window_size
 from protocore.methods.base import Batch, Method
+from protocore.runs.configure import configure
 
 
 @pytest.mark.parametrize(("samples", "epochs", "least", "steps"), [
@@ -198,3 +202,66 @@ def test_before_a_task_is_learned_one_output_of_each_class_is_asked_however_many
     mine = learner("pass")
     monkeypatch.setattr(mine.net, "frozen_copy", Sure)
     assert evaluate_ahead(mine, Stream(some, some, classes_per_task=2), 1, {}) == (100, 100)
+
+
+def test_features_that_two_merged_learners_see_are_those_that_their_front_has_made() -> None:
+    """The pictures of one are far brighter: feature pictures of both have another scale than before."""
+    dark, light = noise([0, 1] * 6) // 8, noise([0, 1] * 6, seed=1)
+    config = configure({"method": "ncm", "benchmark": "digits", "threads": 1, "freeze": "all"})
+    mine, other = (Learner.of(config, SHAPE, backbone=nn.Flatten()) for _ in range(2))
+    for one, images, names in ((mine, dark, ["a", "b"]), (other, light, ["c", "d"])):
+        one.learn(Task.from_arrays(images, [0, 1] * 6, names))
+    assert mine.front is not None
+    before = float(mine.front.high)
+    merge(mine, other)
+    assert float(mine.front.high) > 1.2 * before
+    x = torch.from_numpy(light).float() / 255
+    with torch.no_grad():
+        assert torch.allclose(mine.net.backbone(mine.front(x)), mine.front.roots(x), atol=1e-5)
+
+
+class Sayer:
+    """A graph that says these classes, whatever it is shown."""
+
+    def __init__(self, columns: list[int]) -> None:
+        self.columns = columns
+
+    def scores(self, images: np.ndarray) -> np.ndarray:
+        return np.eye(3, dtype=np.float32)[self.columns[: len(images)]]
+
+
+def test_what_whole_numbers_cost_is_told_beside_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, worse = [0, 1, 2, 0], [0, 1, 1, 1]
+    monkeypatch.setattr(export, "in_whole_numbers", lambda model, pictures: "whole")
+    monkeypatch.setattr(export, "opened", lambda path, data: Sayer(worse))
+    sample = export.Sample(torch.from_numpy(noise(true)), "the caller", torch.tensor([0, 1, 2, -1]))
+    made, told = export._quantised(Path("x"), "floats", lambda of: b"." * len(of), Sayer(true), sample)  # type: ignore
+    assert made == "whole"
+    assert (told.float_accuracy, told.accuracy) == (1.0, pytest.approx(2 / 3))  # one picture is of no known class
+    assert (told.agreement, told.float_bytes) == (0.5, 6)
+
+
+@pytest.mark.parametrize(("method", "flags", "enough"), [
+    ("er", {}, True), ("protocore", {"exemplars": "coded"}, True), ("protocore", {"exemplars": "synthetic"}, False)])
+def test_pictures_of_the_data_say_nothing_of_the_size_of_invented_ones(method: str, flags: dict[str, str],
+                                                                       enough: bool) -> None:
+    """They may take as many bytes as the codec ever writes."""
+    shape, labels = (3, 32, 32), np.repeat(np.arange(4), 6)
+    images = np.full((len(labels), *shape), 90, np.uint8)
+    some = array_set(ArrayImages(images), labels, tuple("abcd"))
+    stream = Stream(some, some, classes_per_task=2)
+
+    def made(budget: int) -> Learner:
+        return learner(method, shape, codec="vqgan:2,entropy", spc=1, budget=budget, **flags)
+
+    mine = made(10**6)
+    largest = mine.tools.codec.largest
+    assert largest is not None
+    real, most = (mine.method.bytes_at(end_of(mine, stream, size), 4) for size in (longest(mine, stream), largest))
+    assert real < most
+    check_stream(made(most), stream)
+    if enough:
+        check_stream(made(real), stream)
+    else:
+        with pytest.raises(BudgetError, match="to the end of the stream"):
+            check_stream(made(most - 1), stream)

@@ -883,6 +883,14 @@ def test_a_budget_below_the_wanted_number_says_which_number_fits() -> None:
             check(*wrong)
 
 
+@pytest.mark.parametrize(("budget", "hint"), [(10_580, "; 10 with --spc 1."), (10_579, ". 10 classes need")])
+def test_a_budget_for_less_than_one_exemplar_each_names_no_number_that_fits(budget: int, hint: str) -> None:
+    with pytest.raises(BudgetError) as refusal:
+        Allowance(spc=20, budget=budget).check([str(k) for k in range(10)], lambda k, rows: 500 + 7 * k + 1001 * rows)
+    assert hint in str(refusal.value)
+    assert ("--spc" in str(refusal.value)) is (budget == 10_580)
+
+
 @given(st.dictionaries(st.text("ab/ e", min_size=1, max_size=12), st.tuples(
     st.sampled_from([torch.uint8, torch.int8, torch.uint16, torch.float16, torch.int32, torch.float32, torch.int64]),
     st.lists(st.integers(0, 30), max_size=3).map(tuple)), max_size=9))

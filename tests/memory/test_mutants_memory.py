@@ -88,3 +88,16 @@ def test_one_of_each_class_stays_however_small_the_budget_is() -> None:
     store.add(torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8), torch.tensor([0] * 6 + [1] * 4 + [2] * 2))
     assert settle(1, store, store.tensors)
     assert store.counts() == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("spec", ["webp:90", "vqgan:2", "vqgan:2,entropy"])
+def test_what_a_codec_saves_is_what_pixels_would_take_more(spec: str) -> None:
+    """Lengths of exemplars, which pixels do not have, are among what a codec takes."""
+    torch.manual_seed(0)
+    images = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8)
+    images[1:3] //= 64
+    stores = [ExemplarStore(codec_named(one, (3, 16, 16))) for one in ("pixels", spec)]
+    for store in stores:
+        store.add(images, torch.arange(5))
+    pixels, coded = (sum(tensor.nbytes for tensor in store.tensors().values()) for store in stores)
+    assert [store.saved_bytes() for store in stores] == [0, pixels - coded]

@@ -347,6 +347,24 @@ def test_two_memories_of_unequal_width_become_one_of_the_narrower(name, widths):
         torch.testing.assert_close(found[key], wanted[key], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_two_memories_become_one_within_the_budget_of_one(name):
+    """Of more classes fewer numbers fit."""
+    labels = [0, 1] * 8
+    shape, budget = (96, 1, 1), 600 if name == "ncm" else 3000
+    mine, other, both = (learner(name, shape, budget=budget) for _ in range(3))
+    mine.learn(task_of(labels, images=pictures(labels, shape=shape)))
+    more = [2, 3] * 8
+    other.learn(task_of(labels, images=pictures(more, seed=1, shape=shape)))
+    before = mine.method.numbers
+    mine.method.seen = [0, 1, 2, 3]
+    mine.method.absorb(other.method, {0: 2, 1: 3})
+    both.learn(task_of(labels, images=pictures(labels, shape=shape)))
+    both.learn(task_of(more, images=pictures(more, seed=1, shape=shape)))
+    assert mine.method.numbers == both.method.numbers < before
+    assert mine.ledger().total == both.ledger().total <= budget
+
+
 def test_two_of_ranpac_choose_the_penalty_by_what_both_have_held_out():
     mine, other = (exact("ranpac", project="5") for _ in range(2))
     mine.learn(task_of([0, 1] * 15, images=pictures([0, 1] * 15)))

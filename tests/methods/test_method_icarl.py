@@ -243,7 +243,8 @@ def slow_scores(learner: Learner, x: Tensor, flip: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(("flip", "augment", "mirrored"), [
-    ("auto", "none", False), ("auto", "crop1,flip", True), ("on", "none", True), ("off", "flip", False)])
+    ("auto", "none", False), ("auto", "crop1,flip", True), ("auto", "crop1, flip", True), ("on", "none", True),
+    ("off", "flip", False)])
 def test_scores_are_distances_to_the_means_of_the_exemplars(flip, augment, mirrored):
     learner = make(spc=4, flip=flip, augment=augment)
     learner.learn(task_of([0, 1] * 8))

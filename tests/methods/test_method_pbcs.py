@@ -389,6 +389,34 @@ def test_of_several_masks_the_one_of_the_smallest_loss_is_kept(monkeypatch):
     assert torch.equal(s, s.sort(descending=True).values)
 
 
+def test_a_mask_whose_classifier_does_not_settle_is_not_the_one_that_is_kept(monkeypatch):
+    """Its loss counts for nothing, however small it would be; of the others the smallest wins."""
+    judged = []
+
+    def unsettled(z, labels, masks, *a, **k):
+        theta, inner = fit_masks(z, labels, masks, *a, **k)
+        if len(masks) == 7:  # the repaired ones
+            values = mean_losses(z, labels, theta)
+            judged.append((masks, values))
+            inner[values.argmin()] = pbcs.DIVERGED + 1
+        return theta, inner
+
+    monkeypatch.setattr(pbcs, "fit_masks", unsettled)
+    mine = learner(spc=5, draws=7, candidates=1000)
+    task = task_of([0, 1] * 20)
+    begin(mine, task)
+    method = method_of(mine)
+    pool = Pool(task, method.store, mine.tools)
+    torch.manual_seed(3)
+    chosen, _ = method.select(pool, torch.tensor([5, 5]))
+    torch.manual_seed(3)
+    rows = torch.randperm(40)
+    rows = rows[(rank_in_class(pool.labels[rows]) >= 5).long().argsort(stable=True)]
+    ((masks, values),) = judged
+    second = masks[values.argsort()[1]].nonzero().flatten()
+    assert sorted(rows[second].tolist()) == sorted(chosen.tolist())
+
+
 def test_features_are_centred_scaled_and_carry_a_bias():
     mine = learner()
     task = task_of([0, 1] * 20)

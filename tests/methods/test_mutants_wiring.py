@@ -13,7 +13,8 @@ from protocore.condense.loop import Goals, flat_maps
 from protocore.data.augment import to_float
 from protocore.memory.fill import BalancedReservoir
 from protocore.memory.plan import plan_of
-from protocore.methods import protocore
+from protocore.methods import adc, bcsr, protocore
+from protocore.methods.adc import ADC
 from protocore.methods.base import Batch
 from protocore.methods.bcsr import BCSR
 from protocore.methods.csrel import CSReL
@@ -24,6 +25,7 @@ from protocore.methods.parts.coreset import Coreset, Pool
 from protocore.methods.parts.replay import ReplayMethod
 from protocore.methods.parts.ridge import moments, ridge_map
 from protocore.methods.pass_ import PASS
+from protocore.methods.pbcs import PBCS
 from protocore.methods.protocore import ProtoCore
 from protocore.methods.rm import RainbowMemory
 
@@ -86,6 +88,18 @@ def test_a_full_head_is_planned_for_with_logits_of_all_its_outputs(method):
     assert state["exemplars/logits"].shape == (4, 6)
     task = task_of([0, 1] * 6)
     assert mine.method.planned(mine.method.horizon(task), 4) == plan_of(state)
+
+
+@pytest.mark.parametrize("flags", [{"head": "linear"}, {"head": "cosine"}, {"head": "cosine", "full_head": True}])
+def test_what_ewc_keeps_of_each_parameter_is_planned_for_whatever_the_head(flags):
+    """The scale of a cosine head is one number, however many classes there are."""
+    mine = learner("ewc", classes=6, **flags)
+    mine.learn(task_of([0, 1] * 6))
+    task = task_of([2, 3] * 6, seed=1)
+    begin(mine, task)
+    planned = mine.method.planned(mine.method.horizon(task), 0)
+    mine.finish(task, None)
+    assert planned == plan_of(mine.memory())
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -153,6 +167,25 @@ def test_a_refreshed_exemplar_is_held_to_what_the_layers_say_of_it_now(monkeypat
     assert goals.labels.tolist() == [2, 3, 0, 1]
     assert torch.allclose(goals.layers[2:], expected, atol=1e-6)
     assert not torch.allclose(goals.layers[2], goals.layers[3], atol=1e-3)
+
+
+def test_a_refreshed_exemplar_stays_near_what_it_looks_like_now(monkeypatch):
+    said: list[Goals] = []
+    real = condensing.condense
+    monkeypatch.setattr(condensing, "condense", lambda *a, **k: said.append(a[3]) or real(*a, **k))
+    mine = learner("protocore", spc=1, exemplars="coded", condense_steps=2, match_pixels=1.0, refresh=True)
+    mine.learn(task_of([0, 1] * 8))
+    task = task_of([2, 3] * 8, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, ProtoCore)
+    expected = to_float(method.exemplars.images[method.exemplars.labels.argsort()].clone())
+    mine.finish(task, None)
+    goals = said[-1]
+    assert goals.images is not None
+    assert goals.labels.tolist() == [2, 3, 0, 1]
+    assert torch.allclose(goals.images[2:], expected, atol=1e-6)
+    assert 0 <= float(goals.images.min()) < float(goals.images.max()) <= 1
 
 
 def test_a_class_that_gave_nothing_for_the_budget_keeps_its_room():
@@ -353,3 +386,98 @@ def test_in_codec_space_candidates_are_seen_as_the_codec_shows_them():
     pool = Pool(task, method.store, mine.tools)
     assert torch.equal(pool.x(rows), to_float(task.take_coded(rows)))
     assert not torch.equal(pool.x(rows), to_float(task.take(rows)))
+
+
+def test_candidates_for_the_memory_are_weighted_for_as_many_as_will_stay(monkeypatch):
+    """As many largest weights are counted by the regulariser: of all of them the sum is always the same."""
+    asked, real = [], bcsr.coreset_weights
+    monkeypatch.setattr(bcsr, "coreset_weights", lambda *a, **k: asked.append((len(a[1]), a[3])) or real(*a, **k))
+    learner("bcsr", spc=2, kappa=1.0).learn(task_of([0, 1] * 6))
+    assert asked == [(12, 4)]
+
+
+@pytest.mark.parametrize(("flags", "balanced"), [
+    ({"spc": 2}, True), ({"capacity": 8}, False), ({"budget": "4KB"}, False), ({"capacity": 8, "online": True}, True),
+    ({"capacity": 8, "blurry": 10}, True), ({"spc": 2, "balance": "off"}, False),
+    ({"capacity": 8, "balance": "on"}, True),
+])
+def test_pbcs_gives_all_classes_equal_room_where_tasks_do_not_stand_for_classes(flags, balanced):
+    method = learner("pbcs", **flags).method
+    assert isinstance(method, PBCS)
+    assert method.balanced is balanced
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_trained_map_of_ldc_has_a_bias_where_that_is_asked_for(bias):
+    mine = learner("ldc", fit="adam", fit_bias=bias, adam_epochs=3, adam_lr=0.02)
+    mine.learn(task_of([0, 1] * 8))
+    task = task_of([2, 3] * 8, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, LDC)
+    with torch.no_grad():
+        for p in mine.net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    torch.manual_seed(5)
+    found = method.projector(task)
+    torch.manual_seed(5)
+    linear = torch.nn.Linear(mine.net.dim, mine.net.dim, bias=bias)
+    adam = torch.optim.Adam(linear.parameters(), lr=0.02)
+    for _ in range(3):
+        x = to_float(task.take(torch.randperm(16)))
+        with torch.no_grad():
+            old, new = method.previous.features(x), mine.net.features(x)
+        adam.zero_grad()
+        (linear(old) - new).square().mean().backward()
+        adam.step()
+    expected = [linear.weight, *([linear.bias[:, None]] if bias else [])]
+    assert torch.allclose(found, torch.cat(expected, 1).detach().double(), atol=1e-5)
+
+
+def test_in_codec_space_csrel_judges_candidates_as_the_codec_shows_them():
+    mine = learner("csrel", (1, 8, 8), codec="webp:10", replay_space="codec")
+    task = task_of([0, 1] * 4, shape=(1, 8, 8))
+    task.code(mine.through_codec)
+    begin(mine, task)
+    method, rows = mine.method, torch.arange(8)
+    assert isinstance(method, CSReL)
+    pool = Pool(task, method.store, mine.tools)
+    assert torch.equal(method.view(pool, rows), to_float(task.take_coded(rows)))
+    assert not torch.equal(method.view(pool, rows), to_float(task.take(rows)))
+
+
+def test_prototypes_of_single_images_are_replayed_as_they_are_until_a_radius_is_known():
+    mine = learner("pass", distill=0.0, epochs=1)
+    mine.learn(task_of([0, 1]))
+    task = task_of([2, 3] * 6, seed=1)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, PASS)
+    assert method.sigma.isnan()
+    o, losses = method.options, []
+    for weight in (o.prototypes, 0.0):
+        method.options = replace(o, prototypes=weight)
+        torch.manual_seed(2)
+        losses.append(method.loss(batch_of(task, range(6))).item())
+    torch.manual_seed(2)
+    drawn = torch.randint(2, (6,))
+    z = method.means.get([0, 1])[drawn]
+    expected = F.cross_entropy(mine.net.logits(z) / o.temperature, 4 * drawn).item()
+    assert losses[0] - losses[1] == pytest.approx(o.prototypes * expected, rel=1e-4)
+
+
+def test_the_range_of_an_attack_is_that_of_all_pictures_of_the_task(monkeypatch):
+    """Not of those that went through the network last."""
+    monkeypatch.setattr(adc, "CHUNK", 5)
+    mine = learner("adc")
+    mine.learn(task_of([0, 1] * 6))
+    labels = [2, 3] * 6
+    images = marked(labels) // 4 + 60
+    images[1, 0, 0, 0], images[3, 0, 1, 1] = 200, 10
+    task = task_of(labels, images=images)
+    begin(mine, task)
+    method = mine.method
+    assert isinstance(method, ADC)
+    z, low, high = method.seen_by_old(task)
+    assert (low, high) == pytest.approx((10 / 255, 200 / 255))
+    assert torch.allclose(z, method.previous.features(to_float(task.take(torch.arange(12)))), atol=1e-6)

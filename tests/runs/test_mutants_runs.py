@@ -1,10 +1,12 @@
 """Small changes of the code that no other test would see."""
 
+import json
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from helpers import learner
 from protocore.data.stream import Stream
 from protocore.learn.evaluate import Row
 from protocore.learn.learner import Learner
@@ -12,7 +14,9 @@ from protocore.methods.base import Batch
 from protocore.methods.er import ER
 from protocore.runs import job
 from protocore.runs.configure import configure
+from protocore.runs.costs import Meter
 from protocore.runs.job import run
+from protocore.schema import Fields
 
 
 def test_after_a_measurement_inside_a_window_the_network_goes_on_in_training_mode(
@@ -68,3 +72,19 @@ def test_online_a_task_is_measured_at_the_very_step_that_ends_it(tmp_path: Path,
                         "augment": "none", "threads": 1})
     run(config, tmp_path)
     assert measured == [(1, 40), (2, 80), (3, 120)]
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_was_not_measured_from_the_beginning_is_not_told_however_often_a_run_goes_on(measured: bool) -> None:
+    """The first checkpoint is of a version that measured nothing, those after it are of this one."""
+    with Meter(learner("er")) as first:
+        if not measured:
+            first.take_up(None)
+        state = json.loads(json.dumps(first.state()))
+    for _ in range(2):
+        with Meter(learner("er")) as later:
+            later.take_up(Fields(state, "checkpoint", "begin anew"))
+            state = json.loads(json.dumps(later.state()))
+            costs = later.costs()
+            assert (costs.wall_seconds is not None) is (costs.steps is not None) is measured
+            assert costs.peak_memory_bytes > 0
