@@ -1,15 +1,22 @@
-"""Stored prototypes follow the network, and predict where exemplars are synthetic."""
+"""Synthetic exemplars: prototypes follow the network and predict; what exemplars are shown for."""
 
 from __future__ import annotations
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 
 import protocore
+from helpers import begin
+from protocore.data.stream import Task
+from protocore.methods.base import Batch
 from protocore.methods.parts.means import nearest_mean_scores
 from protocore.methods.parts.ridge import moved
+from protocore.methods.parts.statistics import own_statistics
 from protocore.methods.protocore_condensing import Condensing
+from protocore.runs.configure import configure
 
 
 def test_prototypes_go_where_a_linear_map_takes_the_features():
@@ -79,13 +86,13 @@ def test_after_a_task_stored_prototypes_are_where_the_network_took_them(monkeypa
     torch.testing.assert_close(mine.method.prototypes.get([0, 1, 2, 3]), seen[4])  # what is stored afterwards
 
 
-@pytest.mark.parametrize("settings", [{"follow": False}, {"distill": 0.0}, {}])
+@pytest.mark.parametrize("settings", [{"follow": False}, {"predict": "head"}, {"distill": 0.0}, {}])
 def test_they_move_with_distillation_and_without_unless_told_not_to(settings):
     mine = learner(**settings)
     mine.partial_fit(*pictures([0, 1]))
     before = mine.method.prototypes.get([0, 1]).clone()
     mine.partial_fit(*pictures([2, 3]))
-    assert torch.equal(mine.method.prototypes.get([0, 1]), before) == ("follow" in settings)
+    assert torch.equal(mine.method.prototypes.get([0, 1]), before) == ("follow" in settings or "predict" in settings)
     assert mine.method.previous.net is None  # nothing of it outlives the task
 
 
@@ -114,3 +121,100 @@ def test_prototypes_that_follow_tell_more_of_the_digits_than_those_left_behind(t
     following = accuracy()
     assert following > 83
     assert following > accuracy(follow=False) + 0.5
+
+
+# -- exemplars that are shown for distillation alone -----------------------------------------------------------------
+
+
+def test_a_batch_of_its_own_statistics_leaves_none_behind():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten()).train()
+    other = copy.deepcopy(net).eval()
+    x, before = torch.rand(6, 1, 5, 5) * 9, {k: v.clone() for k, v in net.state_dict().items()}
+    usual = net(x).detach()  # in training: by the batch, which is then remembered
+    assert not torch.equal(net[1].running_mean, before["1.running_mean"])
+    net.load_state_dict(before)
+    with own_statistics(net, other):
+        torch.testing.assert_close(net(x), usual)
+        torch.testing.assert_close(other(x), usual)
+        with pytest.raises(KeyError), own_statistics(net):
+            raise KeyError  # what fails inside leaves everything as it was, too
+    for part in (net, other):
+        assert torch.equal(part[1].running_mean, before["1.running_mean"])
+        assert torch.equal(part[1].running_var, before["1.running_var"])
+        assert part[1].momentum == 0.1
+    assert (net[1].training, other[1].training) == (True, False)
+
+
+def test_a_layer_that_does_not_learn_keeps_its_statistics():
+    net = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)).train()
+    net[0].eval()
+    x = torch.rand(4, 2, 3, 3) + 5
+    with own_statistics(net):
+        inside = net[0](x)
+    torch.testing.assert_close(inside, x, rtol=1e-4, atol=1e-4)  # mean 0, variance 1: as they were at the beginning
+
+
+def test_synthetic_exemplars_hold_old_outputs_and_are_evidence_of_no_class():
+    """The loss of a second task: current rows compete among themselves, all rows are distilled, each look by itself."""
+    mine = learner(replay="distill", cur_pro=0.0, pre_pro=0.0, distill=3.0, task_temperature=2.0,
+                   distill_temperature=1.5, noise="0", augment="none", replay_batch=6)
+    mine.partial_fit(*pictures([0, 1]))
+    images, labels = pictures([2, 3])
+    task = Task.from_arrays(images, labels - 2, class_names=["2", "3"])
+    task.renumber({0: 2, 1: 3}, ["0", "1", "2", "3"])
+    begin(mine, task)
+    method = mine.method
+    with torch.no_grad():
+        for p in method.net.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    rows = torch.arange(8)
+    x, y = task.take(rows).float() / 255, task.labels_of(rows)
+    batch = Batch(task.take(rows), x, y, rows, first_pass=True)
+    method.net.train()
+    torch.manual_seed(3)
+    drawn = method.exemplars.draw_balanced(6)
+    state = copy.deepcopy(method.net.state_dict())
+    torch.manual_seed(3)
+    found = method.loss(batch)
+    method.net.load_state_dict(state)
+
+    def held(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        wanted = (t[:, :2] / 2.0 / 1.5).softmax(1)
+        return -(wanted * (z[:, :2] / 2.0 / 1.5).log_softmax(1)).sum(1)
+
+    teacher = method.previous.there
+    logits, shown = method.net(x), drawn.images.float() / 255
+    own = torch.nn.functional.cross_entropy(logits[:, 2:] / 2.0, y - 2)
+    alone = method.net(shown)  # by its own statistics, the network being in training
+    copied = copy.deepcopy(teacher).train()
+    distilled = torch.cat([held(logits, teacher(x)), held(alone, copied(shown))])
+    torch.testing.assert_close(found, own + 3.0 * distilled.mean(), atol=1e-4, rtol=1e-4)
+
+
+def test_all_losses_see_exemplars_where_that_is_asked_for(monkeypatch):
+    seen = []
+    features = protocore.backbones.Network.features
+    monkeypatch.setattr(protocore.backbones.Network, "features",
+                        lambda self, x: seen.append(len(x)) or features(self, x))
+    mine = learner(prototype_every=1000)
+    mine.partial_fit(*pictures([0, 1]))
+    mine.partial_fit(*pictures([2, 3]))
+    assert 32 in seen  # 16 current pictures and 16 replayed ones in one pass
+    seen.clear()
+    mine = learner(replay="distill", prototype_every=1000)
+    mine.partial_fit(*pictures([0, 1]))
+    mine.partial_fit(*pictures([2, 3]))
+    assert 32 not in seen
+
+
+def test_a_preset_of_a_method_may_be_for_a_value_of_an_option():
+    given = {"method": "protocore", "benchmark": "cifar100-10", "preset": "fast"}
+    plain, synthetic = configure(given), configure(given | {"exemplars": "synthetic"})
+    assert (plain.settings.head, plain.options.task_temperature, plain.settings.replay_space) == ("linear", 3.0, "auto")
+    assert synthetic.settings.head == "cosine"
+    assert synthetic.options.task_temperature == 1.0
+    assert synthetic.settings.replay_space == "raw"
+    assert (synthetic.options.replay, plain.options.replay) == ("distill", "all")
+    assert configure(given | {"exemplars": "synthetic", "head": "linear"}).settings.head == "linear"
+    assert configure({**given, "preset": "default", "exemplars": "synthetic"}).settings.head == "linear"

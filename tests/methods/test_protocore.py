@@ -507,7 +507,7 @@ def test_sigma_of_single_samples_is_zero():
 
 
 def test_returning_classes_hold_on_to_their_exemplars_and_prototypes(monkeypatch):
-    mine = make(cur_syn=0.9, pre_syn=0.4, shift=0.2, spc=2, follow=False)
+    mine = make(cur_syn=0.9, pre_syn=0.4, shift=0.2, spc=2)
     mine.learn(task_of([0, 1] * 10))
     images, labels = kept(mine, "coded")
     before = mine.method.state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def method_layers(method: type[Method], given: Mapping[str, Any], *, source: str
     preset = convert(Settings, "preset", given.get("preset", "default"))
     wishes = {wish for wish in ("online", "cflat")
               if convert(Settings, wish, given.get(wish, method.defaults.get(wish, False)))}
+    wishes |= {str(given[choice.name]) for choice in fields(method.Options)
+               if choice.metadata.get("choices") and given.get(choice.name) is not None}
     published = [("online" in key.split(), (Source("preset", f"preset {key} of {method.name}"), layer))
                  for key, layer in method.presets.items() if _holds(key, preset, {*wishes, source})]
     online, here = "online" in wishes, Source("online", "--online")

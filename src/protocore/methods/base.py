@@ -134,7 +134,8 @@ class Method:
     A subclass states its paper in the docstring's first line, its options in `Options`, and in `defaults` and
     `presets` the settings and options that its paper asks for. The key of a preset is its name, followed by what else
     must hold: `paper cifar100` is for that data set (what `data get` calls it), `paper online` and `paper cflat` for
-    runs with these flags. Of those that hold the later wins, those for online runs last.
+    runs with these flags, `fast synthetic` for those with an option of that value (--exemplars synthetic). Of those
+    that hold the later wins, those for online runs last.
     """
 
     name: ClassVar[str] = ""

@@ -19,6 +19,7 @@ from protocore.methods.parts.losses import (
     mixed_prototypes,
     prototype_loss,
 )
+from protocore.methods.parts.statistics import own_statistics
 from protocore.methods.protocore_condensing import Condensing
 from protocore.methods.protocore_options import ProtoCoreOptions
 
@@ -42,6 +43,8 @@ class ProtoCore(Condensing):
                   "condense_steps": 50, "init_scale": 1e-4, "distill": 0.0, "neighbours": 0.0, "predict": "head",
                   "follow": False},
         "fast": {"codec": "vqgan:4", "match": "auto"},  # the most exemplars that a byte buys
+        # What looks condensed is no evidence of a class: see --replay and --predict.
+        "fast synthetic": {"head": "cosine", "task_temperature": 1.0, "replay_space": "raw", "replay": "distill"},
         # what the first tables were made with
         "cpu": {"distill": 0.0, "neighbours": 0.0, "predict": "head", "follow": False},
     }
@@ -70,7 +73,7 @@ class ProtoCore(Condensing):
             self.exemplars.keep(self.exemplars.first_of_each(self.room(task)))  # room for the real ones, which come now
         self.steps = 0
         self.renew_table()
-        if self.old and (self.options.distill or self.options.follow):
+        if self.old and (self.options.distill or self.follows):
             self.previous.renew()
 
     def end_task(self, task: Task) -> None:
@@ -93,7 +96,7 @@ class ProtoCore(Condensing):
         synthetic = self.exemplars.draw_balanced(n // 2 if self.real else n) if len(self.exemplars) else None
         real = self.real.draw(n - n // 2, balanced=True) if self.real else None
         views, labels = [batch.x], [batch.labels]
-        if synthetic:
+        if synthetic and not self.apart:
             views.append(self.tools.on_device(self.perturb(synthetic.images)))  # h(s), h in F
             labels.append(synthetic.labels.to(batch.labels))
         if real:
@@ -110,7 +113,7 @@ class ProtoCore(Condensing):
             loss = loss + o.cur_pro * prototype_loss(z[rows], y[rows], p, classes, **form)
             if len(y) > now:
                 loss = loss + o.pre_pro * prototype_loss(z[now:], y[now:], p, classes, **form)
-        if synthetic:  # ζ on the features of condensed exemplars only: real ones have their own spread
+        if synthetic and not self.apart:  # ζ on the features of condensed exemplars only: real ones have a spread
             noise = torch.zeros_like(z)
             noise[now : now + len(synthetic)].normal_().mul_(self.sigma.to(z))
             z = z + noise
@@ -118,18 +121,29 @@ class ProtoCore(Condensing):
         logits = self.net.logits(z) / o.task_temperature
         if teacher is not None:
             old = torch.tensor(self.old, device=y.device)
-            loss = loss + o.distill * distillation(logits[:, old], teacher[:, old] / o.task_temperature,
-                                                   o.distill_temperature)
+            held = distillation(logits[:, old], teacher[:, old] / o.task_temperature, o.distill_temperature)
+            if synthetic and self.apart:
+                part = len(synthetic) / (len(synthetic) + len(y))
+                held = (1 - part) * held + part * self.held_by(synthetic.images, old)
+            loss = loss + o.distill * held
         seen = torch.tensor(self.seen, device=y.device)  # fewer than the outputs with --full-head
         rivals = torch.tensor(self.current, device=y.device) if o.masked else seen
         loss = loss + o.task_cur * masked_cross_entropy(self.fair(logits[:now], batch.raw), y[:now], rivals)
         # Equal weight a class over all seen ones: the current data stand for the current classes.
-        share = self.about / len(self.seen) if o.balanced else 0.0
+        share = self.about / len(self.seen) if o.balanced and not (self.apart and len(y) == now) else 0.0
         if len(y) > now:
             loss = loss + o.task_pre * (1 - share) * masked_cross_entropy(logits[now:], y[now:], seen)
         if share and len(y[rows]):
             loss = loss + o.task_pre * share * masked_cross_entropy(logits[rows], y[rows], seen)
         return loss
+
+    def held_by(self, images: Tensor, old: Tensor) -> Tensor:
+        """Distillation on exemplars that are shown for nothing else, normalised among themselves."""
+        x, o = self.tools.on_device(self.perturb(images)), self.options
+        with own_statistics(self.net, self.previous.there):
+            teacher, logits = self.previous.logits(x), self.net(x)
+        return distillation(logits[:, old] / o.task_temperature, teacher[:, old] / o.task_temperature,
+                            o.distill_temperature)
 
     def renew_table(self) -> None:
         """p^c of stored classes: mean over exemplars and transforms of f(h(ŝ)), at most TABLE_IMAGES of them."""

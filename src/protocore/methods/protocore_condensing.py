@@ -49,7 +49,10 @@ class Condensing(Method):
         if self.real:
             self.hold(self.real.room)
         self.previous = self.hold(Previous(self.net))
-        self.by_prototypes = o.predict == "prototypes" or (o.predict == "auto" and self.blend > 1)
+        synthetic = recipe.start != "nearest"
+        self.apart = o.replay == "distill"
+        self.by_prototypes = o.predict == "prototypes" or (o.predict == "auto" and synthetic and not o.real)
+        self.follows = self.by_prototypes and o.follow
         self.sigma = torch.full((1,), sigma_of(o.noise))
         self.keep("sigma", "statistics/sigma", mixed=RADIUS)
         self.kept_records: dict[str, Tensor] = {}
@@ -113,7 +116,7 @@ class Condensing(Method):
     def follow(self, task: Task, z: Tensor) -> None:
         """Stored prototypes move where the network has moved what it sees: z are its new features of the task."""
         classes, show = self.prototypes.classes, self.tools.on_device
-        if self.previous.net is None or not classes or not self.options.follow:
+        if not self.follows or self.previous.net is None or not classes:
             return
 
         def before(parts: Iterable[Tensor]) -> Tensor:
