@@ -14,7 +14,6 @@ from protocore.data.stream import Task
 from protocore.methods.base import Batch
 from protocore.methods.parts.means import nearest_mean_scores
 from protocore.methods.parts.ridge import moved
-from protocore.methods.parts.statistics import own_statistics
 from protocore.methods.protocore_condensing import Condensing
 from protocore.runs.configure import configure
 
@@ -123,42 +122,14 @@ def test_prototypes_that_follow_tell_more_of_the_digits_than_those_left_behind(t
     assert following > accuracy(follow=False) + 0.5
 
 
-# -- exemplars that are shown for distillation alone -----------------------------------------------------------------
+# -- exemplars that are shown for no loss ------------------------------------------------------------------------------
 
 
-def test_a_batch_of_its_own_statistics_leaves_none_behind():
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten()).train()
-    other = copy.deepcopy(net).eval()
-    x, before = torch.rand(6, 1, 5, 5) * 9, {k: v.clone() for k, v in net.state_dict().items()}
-    usual = net(x).detach()  # in training: by the batch, which is then remembered
-    assert not torch.equal(net[1].running_mean, before["1.running_mean"])
-    net.load_state_dict(before)
-    with own_statistics(net, other):
-        torch.testing.assert_close(net(x), usual)
-        torch.testing.assert_close(other(x), usual)
-        with pytest.raises(KeyError), own_statistics(net):
-            raise KeyError  # what fails inside leaves everything as it was, too
-    for part in (net, other):
-        assert torch.equal(part[1].running_mean, before["1.running_mean"])
-        assert torch.equal(part[1].running_var, before["1.running_var"])
-        assert part[1].momentum == 0.1
-    assert (net[1].training, other[1].training) == (True, False)
-
-
-def test_a_layer_that_does_not_learn_keeps_its_statistics():
-    net = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)).train()
-    net[0].eval()
-    x = torch.rand(4, 2, 3, 3) + 5
-    with own_statistics(net):
-        inside = net[0](x)
-    torch.testing.assert_close(inside, x, rtol=1e-4, atol=1e-4)  # mean 0, variance 1: as they were at the beginning
-
-
-def test_synthetic_exemplars_hold_old_outputs_and_are_evidence_of_no_class():
-    """The loss of a second task: current rows compete among themselves, all rows are distilled, each look by itself."""
-    mine = learner(replay="distill", cur_pro=0.0, pre_pro=0.0, distill=3.0, task_temperature=2.0,
-                   distill_temperature=1.5, noise="0", augment="none", replay_batch=6)
+@pytest.mark.parametrize("real", [0, 2])
+def test_exemplars_that_are_not_replayed_are_evidence_of_no_class(real):
+    """The loss of a second task: current rows compete among themselves and are distilled; real exemplars as ever."""
+    mine = learner(replay="none", cur_pro=0.0, pre_pro=0.0, distill=3.0, task_temperature=2.0, distill_temperature=1.5,
+                   noise="0", augment="none", replay_batch=6, real=real)
     mine.partial_fit(*pictures([0, 1]))
     images, labels = pictures([2, 3])
     task = Task.from_arrays(images, labels - 2, class_names=["2", "3"])
@@ -172,40 +143,36 @@ def test_synthetic_exemplars_hold_old_outputs_and_are_evidence_of_no_class():
     x, y = task.take(rows).float() / 255, task.labels_of(rows)
     batch = Batch(task.take(rows), x, y, rows, first_pass=True)
     method.net.train()
-    torch.manual_seed(3)
-    drawn = method.exemplars.draw_balanced(6)
     state = copy.deepcopy(method.net.state_dict())
     torch.manual_seed(3)
     found = method.loss(batch)
     method.net.load_state_dict(state)
+    torch.manual_seed(3)
+    if real:
+        drawn = method.real.draw(6, balanced=True)
+        x, y = torch.cat([x, drawn.images.float() / 255]), torch.cat([y, drawn.labels.long()])
+    logits, teacher = method.net(x), method.previous.there(x)
+    wanted = torch.nn.functional.cross_entropy(logits[:8, 2:] / 2.0, y[:8] - 2)
+    soft = (teacher[:, :2] / 2.0 / 1.5).softmax(1)
+    wanted = wanted - 3.0 * (soft * (logits[:, :2] / 2.0 / 1.5).log_softmax(1)).sum(1).mean()
+    if real:
+        parts = [torch.nn.functional.cross_entropy(part / 2.0, of) for part, of in
+                 ((logits[:8], y[:8]), (logits[8:], y[8:]))]
+        wanted = wanted + 0.5 * parts[0] + 0.5 * parts[1]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
-    def held(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        wanted = (t[:, :2] / 2.0 / 1.5).softmax(1)
-        return -(wanted * (z[:, :2] / 2.0 / 1.5).log_softmax(1)).sum(1)
 
-    teacher = method.previous.there
-    logits, shown = method.net(x), drawn.images.float() / 255
-    own = torch.nn.functional.cross_entropy(logits[:, 2:] / 2.0, y - 2)
-    alone = method.net(shown)  # by its own statistics, the network being in training
-    copied = copy.deepcopy(teacher).train()
-    distilled = torch.cat([held(logits, teacher(x)), held(alone, copied(shown))])
-    torch.testing.assert_close(found, own + 3.0 * distilled.mean(), atol=1e-4, rtol=1e-4)
-
-
-def test_all_losses_see_exemplars_where_that_is_asked_for(monkeypatch):
+def test_the_network_sees_exemplars_while_it_learns_unless_none_are_replayed(monkeypatch):
     seen = []
     features = protocore.backbones.Network.features
     monkeypatch.setattr(protocore.backbones.Network, "features",
                         lambda self, x: seen.append(len(x)) or features(self, x))
-    mine = learner(prototype_every=1000)
-    mine.partial_fit(*pictures([0, 1]))
-    mine.partial_fit(*pictures([2, 3]))
-    assert 32 in seen  # 16 current pictures and 16 replayed ones in one pass
-    seen.clear()
-    mine = learner(replay="distill", prototype_every=1000)
-    mine.partial_fit(*pictures([0, 1]))
-    mine.partial_fit(*pictures([2, 3]))
-    assert 32 not in seen
+    for replay in ("all", "none"):
+        seen.clear()
+        mine = learner(replay=replay, prototype_every=1000)
+        mine.partial_fit(*pictures([0, 1]))
+        mine.partial_fit(*pictures([2, 3]))
+        assert (32 in seen) == (replay == "all")  # 16 current pictures and 16 replayed ones in one pass
 
 
 def test_a_preset_of_a_method_may_be_for_a_value_of_an_option():
@@ -215,6 +182,6 @@ def test_a_preset_of_a_method_may_be_for_a_value_of_an_option():
     assert synthetic.settings.head == "cosine"
     assert synthetic.options.task_temperature == 1.0
     assert synthetic.settings.replay_space == "raw"
-    assert (synthetic.options.replay, plain.options.replay) == ("distill", "all")
+    assert (synthetic.options.replay, plain.options.replay) == ("none", "all")
     assert configure(given | {"exemplars": "synthetic", "head": "linear"}).settings.head == "linear"
     assert configure({**given, "preset": "default", "exemplars": "synthetic"}).settings.head == "linear"

@@ -36,7 +36,8 @@ ALSO: dict[str, dict[str, Any]] = {
     "fecam first_windows": ONLINE, "ldc adam_epochs": {"fit": "adam"}, "ldc adam_lr": {"fit": "adam"},
     **{f"protocore match_{name}": MATCHED for name in ("networks", "samples", "every", "second", "label")},
     "protocore match": SYNTHETIC, "protocore blend": SYNTHETIC, "protocore init_scale": SYNTHETIC | {"start": "random"},
-    "protocore start": {"exemplars": "auto"}, "protocore match_layers": {"backbone": "convnet", "width": 3},
+    "protocore follow": {"predict": "prototypes"}, "protocore start": {"exemplars": "auto"},
+    "protocore match_layers": {"backbone": "convnet", "width": 3},
 }
 # The other value, where a small step from the default would change nothing.
 OTHER: dict[str, Any] = {
@@ -46,7 +47,7 @@ OTHER: dict[str, Any] = {
     "pbcs balance": "off", "fecam first_windows": 1, "adc attack_total": 8, "protocore perturb": "none",
     "protocore noise": "0.7", "protocore exemplars": "synthetic", "protocore condense_steps": 4, "protocore blend": 3,
     "protocore init_scale": 0.5, "protocore prototype_every": 1, "protocore pre_syn": 50.0, "protocore shift": 50.0,
-    "protocore match_pixels": 50.0, "csrel mse": 500.0,
+    "protocore match_pixels": 50.0, "protocore predict": "prototypes", "csrel mse": 500.0,
     "protocore match_samples": 2, "protocore match_every": 1, "protocore condense_lr": 0.3,
     **{f"{method} project": "5" for method in ("ncm", "slda", "ranpac")}, "slda shrinkage": 0.5, "ranpac ridge": 0.9,
 }

@@ -19,7 +19,6 @@ from protocore.methods.parts.losses import (
     mixed_prototypes,
     prototype_loss,
 )
-from protocore.methods.parts.statistics import own_statistics
 from protocore.methods.protocore_condensing import Condensing
 from protocore.methods.protocore_options import ProtoCoreOptions
 
@@ -44,7 +43,8 @@ class ProtoCore(Condensing):
                   "follow": False},
         "fast": {"codec": "vqgan:4", "match": "auto"},  # the most exemplars that a byte buys
         # What looks condensed is no evidence of a class: see --replay and --predict.
-        "fast synthetic": {"head": "cosine", "task_temperature": 1.0, "replay_space": "raw", "replay": "distill"},
+        "fast synthetic": {"head": "cosine", "task_temperature": 1.0, "replay_space": "raw", "replay": "none",
+                           "cur_pro": 0.0, "pre_pro": 0.0},
         # what the first tables were made with
         "cpu": {"distill": 0.0, "neighbours": 0.0, "predict": "head", "follow": False},
     }
@@ -93,10 +93,11 @@ class ProtoCore(Condensing):
 
     def loss(self, batch: Batch) -> Tensor:
         o, now, n = self.options, len(batch.labels), self.tools.settings.replay_batch
-        synthetic = self.exemplars.draw_balanced(n // 2 if self.real else n) if len(self.exemplars) else None
-        real = self.real.draw(n - n // 2, balanced=True) if self.real else None
+        shown = o.replay == "all" and len(self.exemplars)
+        synthetic = self.exemplars.draw_balanced(n // 2 if self.real else n) if shown else None
+        real = self.real.draw(n if o.replay == "none" else n - n // 2, balanced=True) if self.real else None
         views, labels = [batch.x], [batch.labels]
-        if synthetic and not self.apart:
+        if synthetic:
             views.append(self.tools.on_device(self.perturb(synthetic.images)))  # h(s), h in F
             labels.append(synthetic.labels.to(batch.labels))
         if real:
@@ -113,7 +114,7 @@ class ProtoCore(Condensing):
             loss = loss + o.cur_pro * prototype_loss(z[rows], y[rows], p, classes, **form)
             if len(y) > now:
                 loss = loss + o.pre_pro * prototype_loss(z[now:], y[now:], p, classes, **form)
-        if synthetic and not self.apart:  # ζ on the features of condensed exemplars only: real ones have a spread
+        if synthetic:  # ζ on the features of condensed exemplars only: real ones have their own spread
             noise = torch.zeros_like(z)
             noise[now : now + len(synthetic)].normal_().mul_(self.sigma.to(z))
             z = z + noise
@@ -121,29 +122,19 @@ class ProtoCore(Condensing):
         logits = self.net.logits(z) / o.task_temperature
         if teacher is not None:
             old = torch.tensor(self.old, device=y.device)
-            held = distillation(logits[:, old], teacher[:, old] / o.task_temperature, o.distill_temperature)
-            if synthetic and self.apart:
-                part = len(synthetic) / (len(synthetic) + len(y))
-                held = (1 - part) * held + part * self.held_by(synthetic.images, old)
-            loss = loss + o.distill * held
+            loss = loss + o.distill * distillation(logits[:, old], teacher[:, old] / o.task_temperature,
+                                                   o.distill_temperature)
         seen = torch.tensor(self.seen, device=y.device)  # fewer than the outputs with --full-head
         rivals = torch.tensor(self.current, device=y.device) if o.masked else seen
         loss = loss + o.task_cur * masked_cross_entropy(self.fair(logits[:now], batch.raw), y[:now], rivals)
         # Equal weight a class over all seen ones: the current data stand for the current classes.
-        share = self.about / len(self.seen) if o.balanced and not (self.apart and len(y) == now) else 0.0
+        # With no old class beside them the current ones compete among themselves alone.
+        share = self.about / len(self.seen) if o.balanced and (len(y) > now or o.replay == "all") else 0.0
         if len(y) > now:
             loss = loss + o.task_pre * (1 - share) * masked_cross_entropy(logits[now:], y[now:], seen)
         if share and len(y[rows]):
             loss = loss + o.task_pre * share * masked_cross_entropy(logits[rows], y[rows], seen)
         return loss
-
-    def held_by(self, images: Tensor, old: Tensor) -> Tensor:
-        """Distillation on exemplars that are shown for nothing else, normalised among themselves."""
-        x, o = self.tools.on_device(self.perturb(images)), self.options
-        with own_statistics(self.net, self.previous.there):
-            teacher, logits = self.previous.logits(x), self.net(x)
-        return distillation(logits[:, old] / o.task_temperature, teacher[:, old] / o.task_temperature,
-                            o.distill_temperature)
 
     def renew_table(self) -> None:
         """p^c of stored classes: mean over exemplars and transforms of f(h(ŝ)), at most TABLE_IMAGES of them."""

@@ -50,7 +50,6 @@ class Condensing(Method):
             self.hold(self.real.room)
         self.previous = self.hold(Previous(self.net))
         synthetic = recipe.start != "nearest"
-        self.apart = o.replay == "distill"
         self.by_prototypes = o.predict == "prototypes" or (o.predict == "auto" and synthetic and not o.real)
         self.follows = self.by_prototypes and o.follow
         self.sigma = torch.full((1,), sigma_of(o.noise))

@@ -36,14 +36,13 @@ class ProtoCoreOptions(MatchingOptions):
     beta: float = option(0.95, "share of the exemplars in the prototype of a returning class")
     masked: bool = option(True, "L_task_cur over the classes of the current data only")
     balanced: bool = option(True, "L_task_pre over all seen classes, current ones included, equal weight a class")
-    replay: str = option("all", "what condensed exemplars are shown for while a task is learned: every loss, or "
-                         "distillation alone, normalised among themselves, so that their look is no evidence of any "
-                         "class", choices=("all", "distill"))
+    replay: str = option("all", "losses that condensed exemplars are shown for while a task is learned; with none of "
+                         "them they help stored prototypes to follow the network", choices=("all", "none"))
     perturb: str = option("auto", "image transforms F of replay, as in --augment (auto: the same ones)")
     predict: str = option("auto", "what predicts: the head, beside which exemplars vote, or the nearest real prototype "
                           "(auto: prototypes where all exemplars are synthetic, else the head)",
                           choices=("auto", "head", "prototypes"))
-    follow: bool = option(True, "where prototypes predict, the stored ones are moved after a task by the linear map from "
+    follow: bool = option(True, "where prototypes predict, stored ones are moved after a task by the linear map from "
                           "features before it to features after it, fitted on current images and exemplars")
     neighbours: float = option(0.05, "where the head predicts, exemplars vote beside it, by the cosine of their "
                                "features with this temperature (0: the head alone)", least=0)
