@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 
 from field.conftest import TINY, Paint
-from protocore.errors import UserError
+from protocore.errors import DataError, UserError
 from protocore.field.document import MOST_BEST, Calibration
 from protocore.field.keeper import Keeper
 from protocore.learn.calibration import TEMPERATURES, calibration_error, curve, doubt, temperature_of, threshold_for
+from protocore.schema import Fields
 
 
 def scored(count: int, sharp: float, seed: int = 0, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,3 +179,27 @@ def test_probabilities_of_a_learner_in_the_field_are_those_of_its_temperature(tm
     assert not any(one.unknown for one in keeper.predict([strange]))
     with pytest.raises(UserError, match=r"--unknown 0\.01"):
         keeper.predict([strange], unknown=0.01)
+
+
+def test_nearness_is_kept_where_the_method_tells_and_a_file_with_scores_goes_on_with_scores() -> None:
+    scores, labels, near = torch.tensor([[9.0, 1.0], [2.0, 8.0]]), torch.tensor([0, 1]), torch.tensor([0.7, 0.6])
+    fresh = Calibration().plus(scores, labels, near)
+    assert (fresh.measure, list(fresh.best)) == ("nearness", pytest.approx([0.7, 0.6]))
+    assert list(fresh.plus(scores, labels, near).best) == pytest.approx([0.7, 0.6, 0.7, 0.6])
+    older = Calibration().plus(scores, labels)
+    assert (older.measure, list(older.best)) == ("score", [9.0, 8.0])
+    assert older.plus(scores, labels, near).measure == "score"
+    assert list(older.plus(scores, labels, near).best) == [9.0, 8.0, 9.0, 8.0]
+    few = fresh.joined(Calibration())
+    assert (few.measure, len(few.best)) == ("nearness", 2)
+    more = fresh.joined(older.plus(scores, labels))
+    assert (more.measure, list(more.best)) == ("score", [9.0, 8.0, 9.0]), "two scales are never mixed"
+
+
+def test_a_file_of_before_is_by_scores_and_another_word_is_refused() -> None:
+    said = asdict(Calibration(2.0, best=(1.0, 2.0)))
+    assert Calibration.read(Fields(said, "mine.learner", "")) == Calibration(2.0, [0.0] * 49, [1.0, 2.0], [0.0] * 49)
+    del said["measure"]
+    assert Calibration.read(Fields(said, "mine.learner", "")).measure == "score"
+    with pytest.raises(DataError, match="measure is 'distance' where score or nearness belongs"):
+        Calibration.read(Fields(said | {"measure": "distance"}, "mine.learner", ""))

@@ -18,6 +18,7 @@ from protocore.config import plural
 from protocore.data.images import Images, listed
 from protocore.data.stream import Task
 from protocore.errors import DataError
+from protocore.field.asking import scored
 from protocore.field.choice import choose
 from protocore.field.document import PRINT, WEAK, Document, Skip, now
 from protocore.field.photos import decoded
@@ -176,10 +177,14 @@ class Work:
         seen = learner.method.seen
         if not len(held) or len(seen) < 2:
             return self.document
-        scores = learner.scores(torch.from_numpy(data.images.take(held)))[:, seen]
+        scores, nearness = scored(learner, torch.from_numpy(data.images.take(held)))
+        scores = scores[:, seen]
         column = {label: place for place, label in enumerate(seen)}
         labels = torch.tensor([column[label] for label in data.labels[held].tolist()])
-        return replace(self.document, calibration=self.document.calibration.plus(scores, labels))
+        # Training changes all that was known; behind a frozen network only new classes do, as rivals of the others.
+        earlier = 0.5 if learner.method.trains else len(self.document.classes) / len(seen)
+        return replace(self.document, calibration=self.document.calibration.plus(scores, labels, nearness,
+                                                                                 earlier=earlier))
 
 
 @dataclass(frozen=True)
