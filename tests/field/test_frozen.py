@@ -351,3 +351,15 @@ def test_what_was_held_out_before_counts_by_the_share_of_its_classes(tmp_path: P
         keeper.learn([paint(folder, *names)])
         counts.append(keeper.document.calibration.pictures)
     assert counts == pytest.approx([4, 4 * 2 / 3 + 2, 4 * 2 / 3 + 2 + 2])
+
+
+def test_weights_of_ones_own_name_the_network_themselves(tmp_path: Path, paint: Paint) -> None:
+    mine = Learner("er", (3, 8, 8), backbone="mlp", width=12, spc=2, steps=2, threads=1)
+    mine.partial_fit(np.zeros((4, 3, 8, 8), np.uint8), ["a", "b", "a", "b"]).save(tmp_path / "mine.learner")
+    keeper = Keeper.new(tmp_path / "new.learner", weights=str(tmp_path / "mine.learner"), image_size=8, threads=1)
+    why = keeper.learn([paint("photos", "red", "green", "blue")]).choice
+    assert re.match(r"frozen mlp with \w+: \S+ % right of 24 held-out pictures of 3 classes", why)
+    assert (keeper.show().backbone, keeper.learner.net.dim) == ("mlp", mine.net.dim)
+    wanted, front = mine.net.backbone.state_dict(), keeper.learner.front
+    assert front is not None
+    assert all(torch.equal(value, wanted[name]) for name, value in front.net.backbone.state_dict().items())

