@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import asdict
 
 import numpy as np
@@ -117,15 +119,25 @@ def test_false_alarms_are_no_more_than_was_promised(rate: float) -> None:
 
 def test_a_rate_that_so_few_pictures_cannot_promise_is_refused() -> None:
     assert threshold_for([0.5] * 19, 0.05) == 0.5
-    with pytest.raises(UserError, match=r"--unknown 0\.05.*20 held-out.* there were 18; give at least 0\.053"):
+    with pytest.raises(UserError, match=r"--unknown 0\.05.*19 held-out.* there were 18; give at least 0\.053, or"):
         threshold_for([0.5] * 18, 0.05)
     with pytest.raises(UserError, match=r"there were 40; give at least 0\.025, or"):
         threshold_for([0.5] * 40, 0.01)
-    with pytest.raises(UserError, match="learn more pictures"):
+    with pytest.raises(UserError, match="there were 0; learn more pictures"):
         threshold_for([], 0.5)
     for rate in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(UserError, match="--unknown"):
             threshold_for([0.5] * 50, rate)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.03, 0.07, 0.1, 1 / 3, 0.5, 0.7, 0.99])
+def test_the_number_of_pictures_that_a_rate_needs_is_the_least_that_will_do(rate: float) -> None:
+    with pytest.raises(UserError, match="held-out") as met:
+        threshold_for([], rate)
+    needed = int(re.findall(r"needs ([\d,]+) held", str(met.value))[0].replace(",", ""))
+    assert threshold_for([0.5] * needed, rate) == 0.5
+    with pytest.raises(UserError, match=f"needs {needed:,} held-out pictures, and there were {needed - 1:,}; "):
+        threshold_for([0.5] * (needed - 1), rate)
 
 
 def test_what_is_kept_of_held_out_pictures_adds_up_and_stays_small() -> None:
@@ -193,11 +205,11 @@ def test_nearness_is_kept_where_the_method_tells_and_a_file_with_scores_goes_on_
     few = fresh.joined(Calibration())
     assert (few.measure, len(few.best)) == ("nearness", 2)
     more = fresh.joined(older.plus(scores, labels))
-    assert (more.measure, list(more.best)) == ("score", [9.0, 8.0, 9.0]), "two scales are never mixed"
+    assert (more.measure, list(more.best)) == ("score", [9.0, 8.0, 9.0, 8.0]), "two scales are never mixed"
 
 
 def test_a_file_of_before_is_by_scores_and_another_word_is_refused() -> None:
-    said = asdict(Calibration(2.0, best=(1.0, 2.0)))
+    said = json.loads(json.dumps(asdict(Calibration(2.0, best=(1.0, 2.0)))))
     assert Calibration.read(Fields(said, "mine.learner", "")) == Calibration(2.0, [0.0] * 49, [1.0, 2.0], [0.0] * 49)
     del said["measure"]
     assert Calibration.read(Fields(said, "mine.learner", "")).measure == "score"

@@ -363,3 +363,16 @@ def test_weights_of_ones_own_name_the_network_themselves(tmp_path: Path, paint: 
     wanted, front = mine.net.backbone.state_dict(), keeper.learner.front
     assert front is not None
     assert all(torch.equal(value, wanted[name]) for name, value in front.net.backbone.state_dict().items())
+
+
+def test_one_class_alone_is_learned_untried_and_no_exemplars_are_shown_where_none_are_kept(
+        tmp_path: Path, paint: Paint, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.learner"
+    keeper = Keeper.new(path, **{k: v for k, v in FROZEN.items() if k not in ("method", "project")})
+    learned = keeper.learn([paint("photos", "red") / "red"], name="red")
+    assert learned.choice == "frozen convnet with ncm, untried: a trial needs two classes of 4 pictures"
+    assert main(["show", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"class +since \(UTC\) +pictures *\n", told)
+    assert main(["predict", str(path), str(tmp_path / "photos" / "red" / "0.png")]) == 0
+    assert capsys.readouterr().out.endswith("0.png: red over 99.9 %\n")

@@ -94,7 +94,8 @@ def choose(given: Mapping[str, Any], pictures: Sequence[Picture], hashes: Sequen
         return replace(first, why=why)
     rows = _sample([picture.label for picture in pictures], hashes)
     if not rows:
-        return replace(first, why=f"frozen {_words(first)}: a trial needs two classes of {plural(LEAST, 'picture')}")
+        return replace(first, why=f"frozen {_words(first)}, untried: a trial needs two classes of "
+                       f"{plural(LEAST, 'picture')}")
     return _trial(ways, given, [pictures[row] for row in rows], [hashes[row] for row in rows], report)
 
 

@@ -81,7 +81,8 @@ def threshold_for(best: Sequence[float], rate: float) -> float:
                         "be called unknown")
     count = below(rate, len(best))
     if not count:
-        least = f"; give at least {math.ceil(1000 / (len(best) + 1)) / 1000}" if best else ""
-        raise UserError(f"--unknown {rate:g} cannot be promised: it needs {int(1 / rate):,} held-out pictures, and "
-                        f"there were {len(best):,}{least}, or learn more pictures a class")
+        least = f"give at least {math.ceil(1000 / (len(best) + 1)) / 1000}, or " if best else ""
+        needed = next(n for n in range(int(1 / rate) - 1, int(1 / rate) + 2) if below(rate, n))
+        raise UserError(f"--unknown {rate:g} cannot be promised: it needs {needed:,} held-out pictures, and there were "
+                        f"{len(best):,}; {least}learn more pictures a class")
     return sorted(best)[count - 1]
