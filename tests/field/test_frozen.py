@@ -376,3 +376,15 @@ def test_one_class_alone_is_learned_untried_and_no_exemplars_are_shown_where_non
     assert re.search(r"class +since \(UTC\) +pictures *\n", told)
     assert main(["predict", str(path), str(tmp_path / "photos" / "red" / "0.png")]) == 0
     assert capsys.readouterr().out.endswith("0.png: red over 99.9 %\n")
+
+
+@pytest.mark.parametrize(("each", "held"), [(1, 0), (2, 1), (3, 1), (4, 1), (7, 1), (8, 2), (48, 10)])
+def test_of_few_pictures_one_is_asked_about_before_it_is_learned(tmp_path: Path, paint: Paint, each: int, held: int
+                                                                 ) -> None:
+    keeper = frozen(tmp_path / "mine.learner", method="ncm")
+    learned = keeper.learn([paint("photos", "red", "blue", each=each)])
+    assert learned.held_out == 2 * held
+    assert keeper.learner.memory()["prototypes/counts"].tolist() == [each, each]
+    if each in (2, 3):
+        sure = [one.probabilities[0] for one in keeper.predict([paint("held", "red", "blue", each=4)])]
+        assert 0.7 < min(sure) < max(sure) < 0.95, "two of two were right: 3 of 4 by the rule of succession"
