@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,10 +208,16 @@ def test_nearness_is_kept_where_the_method_tells_and_a_file_with_scores_goes_on_
     assert (more.measure, list(more.best)) == ("score", [9.0, 8.0, 9.0, 8.0]), "two scales are never mixed"
 
 
-def test_a_file_of_before_is_by_scores_and_another_word_is_refused() -> None:
-    said = json.loads(json.dumps(asdict(Calibration(2.0, best=(1.0, 2.0)))))
-    assert Calibration.read(Fields(said, "mine.learner", "")) == Calibration(2.0, [0.0] * 49, [1.0, 2.0], [0.0] * 49)
-    del said["measure"]
-    assert Calibration.read(Fields(said, "mine.learner", "")).measure == "score"
-    with pytest.raises(DataError, match="measure is 'distance' where score or nearness belongs"):
-        Calibration.read(Fields(said | {"measure": "distance"}, "mine.learner", ""))
+def test_a_file_of_before_is_by_scores_and_one_of_now_does_not_pass_nearness_for_scores() -> None:
+    def read(said: dict[str, Any]) -> Calibration:
+        return Calibration.read(Fields(json.loads(json.dumps(said)), "mine.learner", ""))
+
+    for measure in ("score", "nearness"):
+        kept = Calibration(2.0, [0.5] * 49, [1.0, 2.0], [0.25] * 49, measure)
+        said = kept.to_json()
+        assert read(said) == kept
+        assert said["best"] == ([1.0, 2.0] if measure == "score" else []), "what older versions read"
+    del said["near"]
+    assert (read(said).measure, read(said).best) == ("score", [])
+    with pytest.raises(DataError, match=r"near is .* where nothing beside scores belongs"):
+        read(said | {"best": [1.0], "near": [0.5]})

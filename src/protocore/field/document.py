@@ -99,14 +99,20 @@ class Calibration:
 
     @classmethod
     def read(cls, f: Fields) -> Calibration:
-        made = cls(f.number("pictures"), f.numbers("losses"), f.numbers("best"), f.numbers("doubt"),
-                   f.maybe(f.text, "measure", SCORE))
-        if made.measure not in (SCORE, NEARNESS):
-            f.refuse(f"{f.where}measure", f"{SCORE} or {NEARNESS}", f.values["measure"])
+        best, near = f.numbers("best"), f.maybe(f.numbers, "near", [])
+        if best and near:
+            f.refuse(f"{f.where}near", "nothing beside scores", near)
+        made = cls(f.number("pictures"), f.numbers("losses"), near or best, f.numbers("doubt"),
+                   NEARNESS if near else SCORE)
         for name in ("losses", "doubt"):
             if len(getattr(made, name)) != len(TEMPERATURES):
                 f.refuse(f"{f.where}{name}", f"a curve of {len(TEMPERATURES)} numbers", f.values[name])
         return made
+
+    def to_json(self) -> dict[str, Any]:
+        """Nearness has a name of its own, so that a version that knows scores only does not take it for them."""
+        said = {"best": [], "near": []} | {"near" if self.measure == NEARNESS else "best": list(self.best)}
+        return {"pictures": self.pictures, "losses": list(self.losses), "doubt": list(self.doubt), **said}
 
     @property
     def temperature(self) -> float:
@@ -172,7 +178,7 @@ class Document:
     def to_json(self) -> dict[str, Any]:
         return {"given": dict(self.given), "choice": self.choice,
                 "classes": {name: known.to_json() for name, known in self.classes.items()},
-                "history": [asdict(entry) for entry in self.history], "calibration": asdict(self.calibration)}
+                "history": [asdict(entry) for entry in self.history], "calibration": self.calibration.to_json()}
 
     def in_order(self, names: Sequence[str]) -> Document:
         """With its classes in this order, which is that of the learner's numbers; they must be the same ones."""
