@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -79,3 +80,34 @@ def test_what_is_touched_and_what_is_sorted_right(monkeypatch: pytest.MonkeyPatc
     new[1, 1] = 6
     assert not months.untouched({"prototypes/features": old}, {"prototypes/features": new})
     assert months.sorted_right(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0])) == (1 + 0.5 + 1 + 1) / 4
+
+
+def test_the_tables_say_what_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = loaded("tables", monkeypatch)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+
+    def life(seed: int, after: float, caught: float, rates: tuple[str, ...]) -> dict[str, Any]:
+        return {"method": "ncm", "seed": seed, "sure": [{"classes": 5, "accuracy": 90, "sure": 88, "error": 2 + seed}],
+                "added": [{"classes": 5, "before": 96, "after": after, "new": 80, "untouched": seed == 1}],
+                "unknown": [{"classes": 5, "strangers": 3,
+                             "rates": {rate: {"refused": 4, "caught": caught} for rate in rates},
+                             "sorted": {"nearness": 95, "score": 94, "probability": 90}}]}
+
+    (tmp_path / "results").mkdir()
+    lives = [life(1, 95.0, 60, ("0.05", "0.1")), life(2, 94.5, 80, ("0.1",))]
+    (tmp_path / "results" / "months.json").write_text(json.dumps({"lives": lives}))
+
+    def rows(table: str) -> list[dict[str, str]]:
+        titles, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        return [dict(zip(titles, line, strict=True)) for line in lines]
+
+    (cost,) = rows(tables.months_cost_table())
+    assert (cost["lost by one addition, points"], cost["the most"]) == ("1.25", "1.5")
+    assert (cost["older means as they were"], cost["the added class"]) == ("1 of 2", "80.0 %")
+    (sure,) = rows(tables.months_sure_table())
+    assert sure["calibration error, points"] == "3.5 ± 0.7"
+    few, more = rows(tables.months_unknown_table())
+    assert (few["`--unknown`"], few["strangers caught"]) == ("0.05", "60.0 %")
+    assert (more["`--unknown`"], more["strangers caught"]) == ("0.1", "70.0 ± 14.1 %")
+    (measure,) = rows(tables.months_measures_table())
+    assert measure["cosine to the nearest mean"] == "95.0 ± 0.0 %"
