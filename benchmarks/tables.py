@@ -9,6 +9,7 @@ import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from protocore.bench import figures
 from protocore.bench.cells.small import REPRODUCED, Shelf
@@ -22,7 +23,8 @@ from protocore.config import format_bytes
 from protocore.runs.result import Result, read_result
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/backbones.md", "docs/codecs.md", "docs/methods.md", "docs/privacy.md")
+PAGES = ("README.md", "docs/results.md", "docs/backbones.md", "docs/codecs.md", "docs/field.md", "docs/methods.md",
+         "docs/privacy.md")
 AIMS = {("CIFAR-100 test", 72): 25.5, ("CIFAR-100 test", 144): 28.5}  # dB that the shipped decoder was to reach
 SPACES = ("mix", "half", "raw", "codec")  # --replay-space
 
@@ -309,6 +311,66 @@ def forgetting_table() -> str:
     ])
 
 
+def months() -> dict[str, list[dict[str, Any]]]:
+    """The lives of learners by method."""
+    lives: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for life in json.loads((ROOT / "results" / "months.json").read_text())["lives"]:
+        lives[life["method"]].append(life)
+    return lives
+
+
+def months_cost_table() -> str:
+    """What a class that comes later costs those that were there, over all that came one by one."""
+    rows = []
+    for method, lives in months().items():
+        added = [one for life in lives for one in life["added"]]
+        lost = [one["before"] - one["after"] for one in added]
+        rows.append({
+            "method": f"`{method}`", "classes added, one by one": f"{len(added)}, in {len(lives)} orders",
+            "older classes, before": f"{statistics.fmean(one['before'] for one in added):.1f} %",
+            "lost by one addition, points": f"{statistics.fmean(lost):.2f}", "the most": f"{max(lost):.1f}",
+            "the added class": f"{statistics.fmean(one['new'] for one in added):.1f} %",
+            "older means as they were": f"{sum(one['untouched'] for one in added)} of {len(added)}"})
+    return markdown_table(rows)
+
+
+def months_sure_table() -> str:
+    """How far probabilities are off as classes come."""
+    rows = []
+    for method, lives in months().items():
+        for at in zip(*(life["sure"] for life in lives), strict=True):
+            rows.append({"method": f"`{method}`", "classes": str(at[0]["classes"]),
+                         "right": f"{mean_std([one['accuracy'] for one in at])} %",
+                         "sure, in the mean": f"{mean_std([one['sure'] for one in at])} %",
+                         "calibration error, points": mean_std([one["error"] for one in at])})
+    return markdown_table(rows)
+
+
+def months_unknown_table() -> str:
+    """Pictures of known classes that are refused, and of strangers that are caught, at rates that were promised."""
+    rows = []
+    for method, lives in months().items():
+        for at in zip(*(life["unknown"] for life in lives), strict=True):
+            for rate in dict.fromkeys(rate for one in at for rate in one["rates"]):
+                met = [one["rates"][rate] for one in at if rate in one["rates"]]
+                rows.append({"method": f"`{method}`", "classes": str(at[0]["classes"]),
+                             "strangers": f"{at[0]['strangers']} classes", "`--unknown`": rate,
+                             "known ones refused": f"{mean_std([one['refused'] for one in met])} %",
+                             "strangers caught": f"{mean_std([one['caught'] for one in met])} %"})
+    return markdown_table(rows)
+
+
+def months_measures_table() -> str:
+    """How often a picture of a known class looks more familiar than a stranger's, by what is looked at."""
+    words = {"nearness": "cosine to the nearest mean", "score": "best score", "probability": "best probability"}
+    rows = []
+    for method, lives in months().items():
+        for at in zip(*(life["unknown"] for life in lives), strict=True):
+            rows.append({"method": f"`{method}`", "classes": str(at[0]["classes"])} | {
+                said: f"{mean_std([one['sorted'][name] for one in at])} %" for name, said in words.items()})
+    return markdown_table(rows)
+
+
 def backbones_table() -> str:
     report = json.loads((ROOT / "results" / "backbones.json").read_text())
     return markdown_table([
@@ -374,6 +436,9 @@ def main() -> None:
                "recipe": recipe_table}
     blocks |= {name: make() for name, make in reports.items()
                if (ROOT / "results" / f"{name}.json").exists()}
+    if (ROOT / "results" / "months.json").exists():
+        blocks |= {"months-cost": months_cost_table(), "months-sure": months_sure_table(),
+                   "months-unknown": months_unknown_table(), "months-measures": months_measures_table()}
     blocks["sweeps"] = sweeps_table()
     blocks["imagenet-memory"] = memory_table("imagenet1k-100")
     for page in PAGES:

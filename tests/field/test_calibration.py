@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from field.conftest import TINY, Paint
-from protocore.errors import UserError
+from protocore.errors import DataError, UserError
 from protocore.field.document import MOST_BEST, Calibration
 from protocore.field.keeper import Keeper
 from protocore.learn.calibration import TEMPERATURES, calibration_error, curve, doubt, temperature_of, threshold_for
+from protocore.schema import Fields
 
 
 def scored(count: int, sharp: float, seed: int = 0, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,15 +119,25 @@ def test_false_alarms_are_no_more_than_was_promised(rate: float) -> None:
 
 def test_a_rate_that_so_few_pictures_cannot_promise_is_refused() -> None:
     assert threshold_for([0.5] * 19, 0.05) == 0.5
-    with pytest.raises(UserError, match=r"--unknown 0\.05.*20 held-out.* there were 18; give at least 0\.053"):
+    with pytest.raises(UserError, match=r"--unknown 0\.05.*19 held-out.* there were 18; give at least 0\.053, or"):
         threshold_for([0.5] * 18, 0.05)
     with pytest.raises(UserError, match=r"there were 40; give at least 0\.025, or"):
         threshold_for([0.5] * 40, 0.01)
-    with pytest.raises(UserError, match="learn more pictures"):
+    with pytest.raises(UserError, match="there were 0; learn more pictures"):
         threshold_for([], 0.5)
     for rate in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(UserError, match="--unknown"):
             threshold_for([0.5] * 50, rate)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.03, 0.07, 0.1, 1 / 3, 0.5, 0.7, 0.99])
+def test_the_number_of_pictures_that_a_rate_needs_is_the_least_that_will_do(rate: float) -> None:
+    with pytest.raises(UserError, match="held-out") as met:
+        threshold_for([], rate)
+    needed = int(re.findall(r"needs ([\d,]+) held", str(met.value))[0].replace(",", ""))
+    assert threshold_for([0.5] * needed, rate) == 0.5
+    with pytest.raises(UserError, match=f"needs {needed:,} held-out pictures, and there were {needed - 1:,}; "):
+        threshold_for([0.5] * (needed - 1), rate)
 
 
 def test_what_is_kept_of_held_out_pictures_adds_up_and_stays_small() -> None:
@@ -177,3 +191,33 @@ def test_probabilities_of_a_learner_in_the_field_are_those_of_its_temperature(tm
     assert not any(one.unknown for one in keeper.predict([strange]))
     with pytest.raises(UserError, match=r"--unknown 0\.01"):
         keeper.predict([strange], unknown=0.01)
+
+
+def test_nearness_is_kept_where_the_method_tells_and_a_file_with_scores_goes_on_with_scores() -> None:
+    scores, labels, near = torch.tensor([[9.0, 1.0], [2.0, 8.0]]), torch.tensor([0, 1]), torch.tensor([0.7, 0.6])
+    fresh = Calibration().plus(scores, labels, near)
+    assert (fresh.measure, list(fresh.best)) == ("nearness", pytest.approx([0.7, 0.6]))
+    assert list(fresh.plus(scores, labels, near).best) == pytest.approx([0.7, 0.6, 0.7, 0.6])
+    older = Calibration().plus(scores, labels)
+    assert (older.measure, list(older.best)) == ("score", [9.0, 8.0])
+    assert older.plus(scores, labels, near).measure == "score"
+    assert list(older.plus(scores, labels, near).best) == [9.0, 8.0, 9.0, 8.0]
+    few = fresh.joined(Calibration())
+    assert (few.measure, len(few.best)) == ("nearness", 2)
+    more = fresh.joined(older.plus(scores, labels))
+    assert (more.measure, list(more.best)) == ("score", [9.0, 8.0, 9.0, 8.0]), "two scales are never mixed"
+
+
+def test_a_file_of_before_is_by_scores_and_one_of_now_does_not_pass_nearness_for_scores() -> None:
+    def read(said: dict[str, Any]) -> Calibration:
+        return Calibration.read(Fields(json.loads(json.dumps(said)), "mine.learner", ""))
+
+    for measure in ("score", "nearness"):
+        kept = Calibration(2.0, [0.5] * 49, [1.0, 2.0], [0.25] * 49, measure)
+        said = kept.to_json()
+        assert read(said) == kept
+        assert said["best"] == ([1.0, 2.0] if measure == "score" else []), "what older versions read"
+    del said["near"]
+    assert (read(said).measure, read(said).best) == ("score", [])
+    with pytest.raises(DataError, match=r"near is .* where nothing beside scores belongs"):
+        read(said | {"best": [1.0], "near": [0.5]})

@@ -212,3 +212,46 @@ def test_a_page_whose_server_is_gone_says_so(browser: Any, tmp_path: Path) -> No
         server.process.kill()
         seen.page.locator("#toasts p", has_text="does not answer").wait_for()
         seen.errors = [words for words in seen.errors if "ERR_CONNECTION" not in words]
+
+
+def test_a_server_that_is_killed_while_it_learns_and_started_again_goes_on_and_nothing_is_lost(
+        browser: Any, tmp_path: Path, paint: Paint) -> None:
+    photos, held = paint("photos", "red", "blue", "green", each=6), paint("held", "red", "blue", each=1)
+    keeper = Keeper.new(tmp_path / "mine.learner", **SMALL | {"steps": 2000})
+    before = keeper.path.read_bytes()
+    with Server(keeper.path) as server, Seen(browser, server.url) as seen:
+        page = seen.page
+        seen.add("red", photos / "red")
+        seen.add("blue", photos / "blue")
+        page.click("#learn")
+        stood = steps_done(page)
+        seen.add("green", photos / "green")
+        server.process.kill()
+        server.process.wait()
+        page.locator("#toasts p", has_text="does not answer").wait_for()
+        assert keeper.path.read_bytes() == before, "the file is as it was"
+        with Server(keeper.path, "--port", seen.url.rstrip("/").rpartition(":")[2]) as again:
+            assert again.url == server.url
+            page.reload()
+            page.locator("#classes > li").nth(2).wait_for()
+            assert page.locator("#classes h3").all_inner_texts() == ["blue", "green", "red"]
+            assert seen.card("red").locator(".counts").inner_text() == "being learned"
+            assert seen.card("green").locator(".counts").inner_text() == "6 pictures wait"
+            assert steps_done(page) >= stood, "it goes on where it stood"
+            page.locator("#jobs p.done", has_text="Learned in").wait_for()
+            page.locator("#tray-words", has_text="6 new pictures wait to be learned").wait_for()
+            for name in ("red", "blue"):
+                assert seen.card(name).locator(".counts").inner_text() == "learned from 6 pictures"
+                page.set_input_files("#ask-file", held / name / "0.png")
+                page.locator("#bars li:first-child .name span", has_text=name).wait_for()
+            page.reload()
+            page.locator("#classes > li").nth(2).wait_for()
+            assert page.locator("#classes h3").all_inner_texts() == ["blue", "red", "green"]
+        seen.errors = [words for words in seen.errors if "ERR_CONNECTION" not in words]
+    assert {name: of.pictures for name, of in keeper.show().classes.items()} == {"blue": 6, "red": 6}
+
+
+def steps_done(page: Any) -> int:
+    """How far learning is, as the page says, once its first steps are done."""
+    words = page.locator("#tray-words", has_text=re.compile(r"Learning \(learning, [1-9]")).inner_text()
+    return int(re.findall(r"learning, ([\d,]+) of 2,000", words)[0].replace(",", ""))

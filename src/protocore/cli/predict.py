@@ -64,9 +64,14 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _line(one: Prediction) -> str:
     if one.problem:
         return f"{safe(str(one.path))}: cannot be read ({safe(one.problem)})"
-    said = ", ".join(f"{safe(name)} {100 * chance:.1f} %"
+    said = ", ".join(f"{safe(name)} {_percent(chance)}"
                      for name, chance in zip(one.names, one.probabilities, strict=True))
     return f"{safe(str(one.path))}: {f'{UNKNOWN}, nearest ' if one.unknown else ''}{said}"
+
+
+def _percent(chance: float) -> str:
+    """Nothing is certain, so that nothing is rounded to that."""
+    return "over 99.9 %" if chance >= 0.9995 else f"{100 * chance:.1f} %"
 
 
 def _table(found: Sequence[Prediction], top: int) -> str:

@@ -78,10 +78,11 @@ def _table(*titles: str) -> Any:
 def _classes(shown: Shown) -> Any:
     from rich.text import Text
 
-    table = _table("class", "since (UTC)", "pictures", "exemplars", "")
+    exemplars = any(of.exemplars for of in shown.classes.values())  # many methods keep none
+    table = _table("class", "since (UTC)", "pictures", *(["exemplars"] if exemplars else []), "")
     for name, of in shown.classes.items():
-        table.add_row(Text(safe(name)), of.since[:16].replace("T", " "), f"{of.pictures:,}", f"{of.exemplars:,}",
-                      "weak" if of.weak else "")
+        table.add_row(Text(safe(name)), of.since[:16].replace("T", " "), f"{of.pictures:,}",
+                      *([f"{of.exemplars:,}"] if exemplars else []), "weak" if of.weak else "")
     return table
 
 

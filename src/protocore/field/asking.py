@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protocore.data.images import FileImages
 from protocore.errors import DataError, UserError
-from protocore.field.document import WEAK, Calibration, Document, Skip
+from protocore.field.document import SCORE, WEAK, Calibration, Document, Skip
 from protocore.field.report import Report
 from protocore.field.sources import Gathered, Picture
 from protocore.learn.calibration import calibration_error, threshold_for
@@ -79,7 +79,7 @@ def predicted(learner: Learner, calibration: Calibration, found: Gathered, top: 
     if top < 1:
         raise UserError(f"--top {top} must be at least 1")
     least = -float("inf") if unknown is None else threshold_for(calibration.best, unknown)
-    chances, evidence, bad = _asked(learner, found.pictures, report)
+    chances, evidence, bad = _asked(learner, calibration.measure, found.pictures, report)
     names = learner.class_names
     best = chances.argsort(dim=1, descending=True, stable=True)[:, :top]
     values = chances.gather(1, best)
@@ -101,7 +101,8 @@ def tested(learner: Learner, document: Document, found: Gathered, unknown: float
                         f"{f'; did you mean {meant}?' if meant else ''}")
     least = None if unknown is None else threshold_for(document.calibration.best, unknown)
     others = [picture for picture in found.pictures if picture.label not in names]
-    chances, evidence, bad = _asked(learner, [*mine, *(others if least is not None else ())], report)
+    chances, evidence, bad = _asked(learner, document.calibration.measure,
+                                    [*mine, *(others if least is not None else ())], report)
     skipped = [*found.skipped, *(Skip(str([*mine, *others][row].path), why) for row, why in bad.items())]
     good = [row for row in range(len(mine)) if row not in bad]
     if not good:
@@ -135,16 +136,29 @@ def _confused(true: Tensor, said: Tensor, names: Sequence[str]) -> list[tuple[st
     return [(names[int(pairs[k, 0])], names[int(pairs[k, 1])], int(counts[k])) for k in order]
 
 
-def _asked(learner: Learner, pictures: Sequence[Picture], report: Report) -> tuple[Tensor, Tensor, dict[int, str]]:
-    """Probabilities (N, classes), the score of the class that won, and which pictures could not be read."""
+def scored(learner: Learner, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scores (N, classes), and how near the pictures are to what was learned, where the method tells."""
+    x = learner.ready(images)
+    return learner.scores(x, ready=True), learner.method.nearness(learner.machine.images(x))
+
+
+def evidence_of(measure: str, scores: Tensor, nearness: Tensor | None) -> Tensor:
+    """How much says that a picture is of some class, by the measure that the held-out ones were kept in."""
+    return scores.double().amax(1) if measure == SCORE or nearness is None else nearness
+
+
+def _asked(learner: Learner, measure: str, pictures: Sequence[Picture], report: Report
+           ) -> tuple[Tensor, Tensor, dict[int, str]]:
+    """Probabilities (N, classes), what says that a picture is of some class, and which could not be read."""
     files = FileImages([picture.path for picture in pictures], learner.image_shape[1:], learner.image_shape[0],
                        upright=True)
-    parts, bad = [torch.empty(0, len(learner.classes_))], dict[int, str]()
+    parts, said, bad = [torch.empty(0, len(learner.classes_))], [torch.empty(0)], dict[int, str]()
     for start in range(0, len(files), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(files)))
         images, outcomes = files.attempt(rows)
         bad |= {start + k: outcome for k, outcome in enumerate(outcomes) if isinstance(outcome, str)}
-        parts.append(learner.scores(torch.from_numpy(images)))
+        scores, nearness = scored(learner, torch.from_numpy(images))
+        parts.append(scores)
+        said.append(evidence_of(measure, scores, nearness))
         report.progress("asking", int(rows[-1]) + 1, len(files))
-    scores = torch.cat(parts).double()
-    return (scores / learner.temperature).softmax(1), scores.amax(1), bad
+    return (torch.cat(parts).double() / learner.temperature).softmax(1), torch.cat(said).double(), bad

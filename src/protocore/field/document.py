@@ -19,6 +19,7 @@ from protocore.version import __version__
 
 PRINT = 6  # bytes of a picture's fingerprint: enough that among a million pictures hardly two have the same
 MOST_BEST = 200
+SCORE, NEARNESS = "score", "nearness"  # what says that a picture is of some class: its best score, `Method.nearness`
 MOST_NAMED = 20  # skipped files that a line of the history names
 WEAK = 5  # pictures; a class with fewer is called weak
 
@@ -84,24 +85,34 @@ class Known:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What held-out pictures told: a curve over temperatures, that of the one doubt beside them, and the scores of the
-    classes that won.
+    """What held-out pictures told: a curve over temperatures, that of the one doubt beside them, and how familiar each
+    of them looked, by `measure`.
 
-    Those of earlier classes count half each time, as the learner has changed since.
+    Those of earlier classes count less each time, as the learner has changed since.
     """
 
     pictures: float = 0.0
     losses: Sequence[float] = (0.0,) * len(TEMPERATURES)
     best: Sequence[float] = ()
     doubt: Sequence[float] = (0.0,) * len(TEMPERATURES)
+    measure: str = SCORE
 
     @classmethod
     def read(cls, f: Fields) -> Calibration:
-        made = cls(f.number("pictures"), f.numbers("losses"), f.numbers("best"), f.numbers("doubt"))
+        best, near = f.numbers("best"), f.maybe(f.numbers, "near", [])
+        if best and near:
+            f.refuse(f"{f.where}near", "nothing beside scores", near)
+        made = cls(f.number("pictures"), f.numbers("losses"), near or best, f.numbers("doubt"),
+                   NEARNESS if near else SCORE)
         for name in ("losses", "doubt"):
             if len(getattr(made, name)) != len(TEMPERATURES):
                 f.refuse(f"{f.where}{name}", f"a curve of {len(TEMPERATURES)} numbers", f.values[name])
         return made
+
+    def to_json(self) -> dict[str, Any]:
+        """Nearness has a name of its own, so that a version that knows scores only does not take it for them."""
+        said = {"best": [], "near": []} | {"near" if self.measure == NEARNESS else "best": list(self.best)}
+        return {"pictures": self.pictures, "losses": list(self.losses), "doubt": list(self.doubt), **said}
 
     @property
     def temperature(self) -> float:
@@ -109,19 +120,25 @@ class Calibration:
             return 1.0
         return temperature_of(torch.tensor(self.losses).double() + torch.tensor(self.doubt).double())
 
-    def plus(self, scores: Tensor, labels: Tensor) -> Calibration:
-        """With the scores of further held-out pictures, (N, classes seen), and the columns of their classes."""
-        losses = _short([a / 2 + b for a, b in zip(self.losses, curve(scores, labels).tolist(), strict=True)])
-        best = scores.double().amax(1).tolist()
+    def plus(self, scores: Tensor, labels: Tensor, nearness: Tensor | None = None, *, earlier: float = 0.5
+             ) -> Calibration:
+        """With the scores of further held-out pictures, (N, classes seen), the columns of their classes, and how near
+        they are to what was learned, where the method tells. A file that has scores goes on with scores. `earlier` is
+        what those of before count."""
+        measure = self.measure if self.best or nearness is None else NEARNESS
+        losses = _short([earlier * a + b for a, b in zip(self.losses, curve(scores, labels).tolist(), strict=True)])
+        best = (scores.double().amax(1) if measure == SCORE or nearness is None else nearness).tolist()
         before = self.best[: max(MOST_BEST - len(best), len(self.best) // 2)]
-        return Calibration(self.pictures / 2 + len(labels), losses, _few([*best, *before]),
-                           self._least(_short(doubt(scores, labels).tolist())))
+        return Calibration(earlier * self.pictures + len(labels), losses, _few([*best, *before]),
+                           self._least(_short(doubt(scores, labels).tolist())), measure)
 
     def joined(self, other: Calibration) -> Calibration:
-        """What both have seen; neither is older than the other."""
+        """What both have seen; neither is older than the other. Of two measures the one with more pictures stays."""
+        measure = max(self, other, key=lambda one: len(one.best)).measure
+        best = [value for one in (self, other) if one.measure == measure for value in one.best]
         return Calibration(self.pictures + other.pictures,
-                           [a + b for a, b in zip(self.losses, other.losses, strict=True)],
-                           _few([*self.best, *other.best]), self._least(other.doubt) if other.pictures else self.doubt)
+                           [a + b for a, b in zip(self.losses, other.losses, strict=True)], _few(best),
+                           self._least(other.doubt) if other.pictures else self.doubt, measure)
 
     def _least(self, other: Sequence[float]) -> Sequence[float]:
         return less_clear(self.doubt, other) if self.pictures else other
@@ -161,7 +178,7 @@ class Document:
     def to_json(self) -> dict[str, Any]:
         return {"given": dict(self.given), "choice": self.choice,
                 "classes": {name: known.to_json() for name, known in self.classes.items()},
-                "history": [asdict(entry) for entry in self.history], "calibration": asdict(self.calibration)}
+                "history": [asdict(entry) for entry in self.history], "calibration": self.calibration.to_json()}
 
     def in_order(self, names: Sequence[str]) -> Document:
         """With its classes in this order, which is that of the learner's numbers; they must be the same ones."""

@@ -18,6 +18,7 @@ from protocore.config import plural
 from protocore.data.images import Images, listed
 from protocore.data.stream import Task
 from protocore.errors import DataError
+from protocore.field.asking import scored
 from protocore.field.choice import choose
 from protocore.field.document import PRINT, WEAK, Document, Skip, now
 from protocore.field.photos import decoded
@@ -31,7 +32,8 @@ from protocore.schema import Fields
 
 PART = 1024  # pictures that a method which never trains learns at once: a checkpoint may stand behind them
 _BEGIN_ANEW = "delete it to begin anew"
-HELD_LATER, HELD_OUT = (4, 10), (8, 8)  # one picture in so many, and at most so many a class
+# One picture in so many, and at most so many a class; one at least of a class with so many.
+HELD_LATER, HELD_OUT = (4, 10, 2), (8, 8, 8)
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,14 @@ class Work:
         seen = learner.method.seen
         if not len(held) or len(seen) < 2:
             return self.document
-        scores = learner.scores(torch.from_numpy(data.images.take(held)))[:, seen]
+        scores, nearness = scored(learner, torch.from_numpy(data.images.take(held)))
+        scores = scores[:, seen]
         column = {label: place for place, label in enumerate(seen)}
         labels = torch.tensor([column[label] for label in data.labels[held].tolist()])
-        return replace(self.document, calibration=self.document.calibration.plus(scores, labels))
+        # Training changes all that was known; behind a frozen network only new classes do, as rivals of the others.
+        earlier = 0.5 if learner.method.trains else len(self.document.classes) / len(seen)
+        return replace(self.document, calibration=self.document.calibration.plus(scores, labels, nearness,
+                                                                                 earlier=earlier))
 
 
 @dataclass(frozen=True)
@@ -196,13 +202,13 @@ class _Data:
         return Task(self.images, self.labels, np.repeat(rows, 2) if alone else rows, class_names=self.names)
 
 
-def _held_out(data: _Data, share: tuple[int, int]) -> np.ndarray:
+def _held_out(data: _Data, share: tuple[int, int, int]) -> np.ndarray:
     """Rows that calibration is fitted on: the first of each class."""
-    one_in, most = share
+    one_in, most, enough = share
     held = []
     for label in np.unique(data.labels[data.rows]):
         of_class = data.rows[data.labels[data.rows] == label]
-        held.append(of_class[: min(len(of_class) // one_in, most)])
+        held.append(of_class[: min(max(len(of_class) // one_in, int(len(of_class) >= enough)), most)])
     return np.concatenate(held)
 
 

@@ -70,17 +70,19 @@ def below(rate: float, held_out: int) -> int:
 
 
 def threshold_for(best: Sequence[float], rate: float) -> float:
-    """The score below which a picture is called unknown, so that of known ones only this share is.
+    """The value below which a picture is called unknown, so that of known ones only this share is.
 
-    `best` are the scores of the classes that won, of held-out pictures of known classes. Scores tell strangers apart
-    a little better than probabilities do, and hold the promise as classes come: photographs, three methods.
+    `best` says of each held-out picture of a known class how familiar it looked: how near its features are to the
+    nearest class mean, where the method has any, else the score of the class that won. Both tell strangers apart far
+    better than probabilities do, and hold the promise as classes come.
     """
     if not 0 < rate < 1:
         raise UserError(f"--unknown {rate:g} must be more than 0 and less than 1: the share of known pictures that may "
                         "be called unknown")
     count = below(rate, len(best))
     if not count:
-        least = f"; give at least {math.ceil(1000 / (len(best) + 1)) / 1000}" if best else ""
-        raise UserError(f"--unknown {rate:g} cannot be promised: it needs {int(1 / rate):,} held-out pictures, and "
-                        f"there were {len(best):,}{least}, or learn more pictures a class")
+        least = f"give at least {math.ceil(1000 / (len(best) + 1)) / 1000}, or " if best else ""
+        needed = next(n for n in range(int(1 / rate) - 1, int(1 / rate) + 2) if below(rate, n))
+        raise UserError(f"--unknown {rate:g} cannot be promised: it needs {needed:,} held-out pictures, and there were "
+                        f"{len(best):,}; {least}learn more pictures a class")
     return sorted(best)[count - 1]

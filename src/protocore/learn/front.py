@@ -12,7 +12,7 @@ from protocore.data.images import ArrayImages
 from protocore.data.stream import Task
 from protocore.errors import UserError
 from protocore.learn.device import Machine
-from protocore.learn.features_kept import KeptFeatures
+from protocore.learn.features_kept import KeptFeatures, Remembered
 from protocore.memory.codings import to_uint8
 from protocore.methods.base import Progress, sample_rows
 from protocore.pictures import ImageShape
@@ -33,7 +33,7 @@ class Front(nn.Module):
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = folded(net)
-        self.kept: KeptFeatures | None = None
+        self.kept: KeptFeatures | Remembered | None = None
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.zeros(()))
 

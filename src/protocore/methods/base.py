@@ -293,6 +293,11 @@ class Method:
         """Class scores (N, classes) of float images; the largest wins."""
         return self.predictor()(x)
 
+    def nearness(self, x: Tensor) -> Tensor | None:
+        """How near each of these images (made ready, as floats) is to what was learned, whatever the number of classes;
+        None: only the scores tell."""
+        return None
+
     def absorb(self, other: Any, numbers: Mapping[int, int]) -> None:
         """Add what the method of another learner keeps (same settings, same frozen network), whose classes get these
         numbers; `seen` has them already."""

@@ -209,6 +209,14 @@ class Frozen(Method):
         scores = LinearScores(self.net, self.projection, weight, bias, classes, self.seen[-1] + 1)
         return scores.to(self.tools.device)
 
+    @torch.no_grad()
+    def nearness(self, x: Tensor) -> Tensor:
+        """The cosine of an image's features and the class mean that is nearest: a class more does not move it, unless
+        the image is of that class."""
+        means = nn.functional.normalize(self.means.get(self.means.classes).float(), dim=1)
+        z = nn.functional.normalize(self.projection(self.net.features(x)), dim=1)
+        return (z @ means.to(z.device).T).amax(1).double().cpu()
+
     def discriminant(self, **numbers: float | str | None) -> Addition | None:
         """How a class is added where the classifier goes by means, with one covariance or none."""
         if self.options.prototype_dtype == "int4":  # which a device does not read
