@@ -9,7 +9,7 @@ CHROMIUM := apt-get install -y --no-install-recommends chromium
 NUMERIC := tests/methods tests/condense tests/codecs tests/backbones tests/data/test_augment.py \
     tests/memory/test_exemplars.py $(addprefix tests/learn/test_,loop.py cflat.py muon.py front.py)
 
-.PHONY: demo test test-numeric test-portable fuzz check browser tables overhead clean
+.PHONY: demo test test-numeric test-portable fuzz check browser tables picture overhead clean
 
 demo: $(STAMP)  ## Learn the embedded digits with three methods; a table, pictures, and a page to open in a browser
 	$(BIN)/protocore demo
@@ -42,6 +42,9 @@ browser:  ## Debian's chromium, in which the page of `protocore report` is teste
 
 tables: $(STAMP)  ## Write the tables of README.md and docs/ from the stored results
 	$(BIN)/python benchmarks/tables.py
+
+picture: $(STAMP) browser  ## README's picture: the report of the runs at full size, as a browser shows it
+	$(BIN)/python benchmarks/picture.py
 
 overhead: $(STAMP)  ## Our loop's images per second against a bare PyTorch loop
 	$(BIN)/python benchmarks/overhead.py

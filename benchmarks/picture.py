@@ -1,4 +1,4 @@
-"""README's picture: the first part of the report of the runs at full size, as a browser shows it.
+"""README's picture: accuracy against bytes in the report of the runs at full size, as a browser shows it.
 
     python benchmarks/picture.py [RESULTS [PICTURE]]
 
@@ -21,8 +21,8 @@ from protocore.errors import UserError
 ROOT = Path(__file__).parent.parent
 ARGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
         "--disable-component-update", "--no-first-run", "--disable-dev-shm-usage")
-FIRST, LAST = "Verdict", "Shared decoder counted once"  # the headings that the picture begins with and ends before
-MARGIN = 12  # pixels
+FIRST, AFTER = "Accuracy against bytes", "Area under each curve"  # words that the picture begins with and ends before
+WIDTH, MARGIN = 860, 14  # pixels
 
 
 def picture(results: Path, target: Path) -> None:
@@ -33,14 +33,14 @@ def picture(results: Path, target: Path) -> None:
         page_file = Path(folder) / "report.html"
         page_file.write_text(report(gather([results])[0]))
         browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGS))
-        page = browser.new_page(viewport={"width": 860, "height": 900}, color_scheme="light")
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
         page.goto(page_file.as_uri())
-        top, bottom = (page.get_by_role("heading", name=name, exact=True).first.bounding_box()
-                       for name in (FIRST, LAST))
-        if top is None or bottom is None:
-            raise UserError(f"the report has no heading {FIRST!r} or {LAST!r}")
+        top = page.get_by_role("heading", name=FIRST, exact=True).first.bounding_box()
+        end = page.get_by_text(AFTER).first.bounding_box()
+        if top is None or end is None:
+            raise UserError(f"the report has no {FIRST!r} or no {AFTER!r}")
         page.screenshot(path=target, full_page=True, clip={
-            "x": 0, "y": top["y"] - MARGIN, "width": 860, "height": bottom["y"] - top["y"] + MARGIN})
+            "x": 0, "y": top["y"] - MARGIN, "width": WIDTH, "height": end["y"] - top["y"]})
         browser.close()
 
 
