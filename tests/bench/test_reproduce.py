@@ -170,16 +170,22 @@ def test_tables_share_their_runs(tmp_path: Path) -> None:
     assert len(others) == 9  # all on, each of seven off by itself, and (1) alone
 
 
-def test_every_loss_is_switched_off_by_itself() -> None:
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_every_loss_is_switched_off_by_itself(scale: Any) -> None:
     rows = EXHIBITS["component-ablation"].rows
     off = [{name for name in LOSSES.values() if row.flags.get(name) == 0} for row in rows]
     for name in LOSSES.values():
         assert {name} in off
-    for need in needs(EXHIBITS["component-ablation"], SMOKE, [0]):
+    for need in needs(EXHIBITS["component-ablation"], scale, [0]):
         options = need.cell.config().options
         assert {name for name in LOSSES.values() if not getattr(options, name)} == \
             {name for name in LOSSES.values() if need.row.flags.get(name) == 0}
         assert options.refresh  # else (2) and (3) would have nothing to do
+        assert options.replay == "all"  # else (4), (5) and (7) would not
+    for need in needs(EXHIBITS["loss-ablation"], scale, [0]):
+        options = need.cell.config().options
+        assert options.replay == "all"
+        assert options.cur_pro * options.pre_pro > 0
 
 
 def test_best_and_second_best() -> None:

@@ -38,6 +38,7 @@ class Exhibit:
     columns: tuple[Column, ...]
     picture: str = "dots"
     shared: Mapping[str, Any] = field(default_factory=dict)  # flags of all its runs
+    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further ones at the scale of this name
     notes: tuple[str, ...] = ()
 
     @property
@@ -93,6 +94,10 @@ _ALL = (*RIVALS, *_PROTOCORE, *_BESIDE)
 _RM = "RM is named among the paper's baselines and missing from its tables; ER is not in it."
 _ONE = Row("protocore", "ProtoCore", {**OURS, "spc": 1}, "1", "Ours")
 
+# The preset `fast` replays synthetic exemplars for no loss: a table about losses has them all.
+_REPLAYED = {"fast": {"replay": "all", "cur_pro": 0.1, "pre_pro": 0.1}}
+_REPLAYED_WORDS = "Exemplars are replayed for every loss (`--replay all`), which else the preset `fast` does not do."
+
 # Loss of the paper's table (1) to (7) -> its switch
 LOSSES = {"1": "cur_syn", "2": "pre_syn", "3": "shift", "4": "cur_pro", "5": "pre_pro", "6": "task_cur",
           "7": "task_pre"}
@@ -141,11 +146,12 @@ EXHIBITS: dict[str, Exhibit] = {exhibit.name: exhibit for exhibit in (
     Exhibit("loss-ablation", "Two forms of the prototype losses: A_T, %", (
         Row("prototypical", "Prototypical", {**OURS, "contrast": "prototypical"}),
         Row("contrastive", "Contrastive", {**OURS, "contrast": "contrastive"})),
-        _columns(("cifar100-10", "tinyimagenet-20"), "A_T"), shared={"spc": 5}, notes=(
-            "Five exemplars a class: the paper's contrastive row is its main table's.",)),
+        _columns(("cifar100-10", "tinyimagenet-20"), "A_T"), shared={"spc": 5}, at=_REPLAYED, notes=(
+            "Five exemplars a class: the paper's contrastive row is its main table's.", _REPLAYED_WORDS)),
     Exhibit("component-ablation", "The seven losses on and off: A_T and forgetting, %", _COMPONENTS,
             _columns(("cifar10", "cifar100-10"), "A_T", "forgetting"), shared={**TWENTY_AND_ONE, "refresh": True},
-            notes=(
+            at=_REPLAYED, notes=(
+                _REPLAYED_WORDS,
                 "Exemplars are codes here, the 20 real ones too.",
                 "(1) L_cur_syn, (2) L_pre_syn, (3) L_shift, (4) L_cur_pro, (5) L_pre_pro, (6) L_task_cur, "
                 "(7) L_task_pre.",
@@ -166,7 +172,7 @@ EXHIBITS: dict[str, Exhibit] = {exhibit.name: exhibit for exhibit in (
                 "The paper's figure prints no numbers: its curves end at A_T of the main table.", _CODES, _RM)),
     Exhibit("tsne", "Synthetic exemplars on their way to the prototypes of the first task",
             (Row("protocore-5", "ProtoCore", {**OURS, "spc": 5}, "5"),), _columns(("cifar100-10",), "A_T"),
-            picture="maps", shared={"tasks": 1, "record": True, "condense_steps": 50}, notes=(
+            picture="maps", shared={"tasks": 1, "record": True, "condense_steps": 50, "match": "features"}, notes=(
                 "Star: the prototype that exemplars are pulled to. Dot: the features of an exemplar after so many "
                 "steps. Faint: real pictures of the first task, whose t-SNE the map is.",)),
     Exhibit("cost-cifar100", "Costs on S-CIFAR-100, T = 10", (*RIVALS, _ONE),

@@ -35,7 +35,7 @@ class Scale:
         """What one run of the table is configured with; what a row says wins."""
         order = {} if self.first_order is None else {"class_order": str(self.first_order + seed)}
         return {**self.shared, **order, **self.stream(benchmark), **self.methods.get(row.flags["method"], {}),
-                **exhibit.shared, **row.flags, "seed": seed}
+                **exhibit.shared, **exhibit.at.get(self.name, {}), **row.flags, "seed": seed}
 
 
 def _digits(classes_per_task: int, tasks: int) -> dict[str, Any]:
