@@ -103,7 +103,7 @@ def test_misclassified_samples_are_not_matched(shown: list[Tensor], monkeypatch:
 
 
 def test_a_class_that_returns_holds_on_to_its_exemplars_and_its_prototype(made: list[Distribution]) -> None:
-    mine = make(pre_syn=0.3, shift=0.2)
+    mine = make(pre_syn=0.3, shift=0.2, follow=False)
     mine.learn(task_of([0, 1] * 12))
     images, labels = kept(mine)
     prototype = mine.method.state()["prototypes/features"][1]

@@ -407,6 +407,8 @@ def test_an_online_run_has_the_published_batches_over_those_of_the_benchmark(
 @pytest.mark.parametrize("name", METHODS)
 def test_a_preset_says_when_it_holds_in_words_that_mean_something(name: str) -> None:
     words = {"online", "cflat"} | {benchmark.data_set for benchmark in BENCHMARKS.values()}
+    words |= {choice for f in dataclasses.fields(METHODS[name].Options)
+              for choice in f.metadata.get("choices", ())}
     for key in METHODS[name].presets:
         preset, *conditions = key.split()
         assert preset in ("cpu", "paper", "fast")
