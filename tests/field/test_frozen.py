@@ -162,6 +162,22 @@ def test_the_learners_of_two_devices_are_one(tmp_path: Path, paint: Paint, metho
     assert both.learn([first]).new == {}  # its pictures are known to both
 
 
+def test_a_merge_into_little_room_says_what_it_cuts(
+        tmp_path: Path, paint: Paint, capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = (frozen(tmp_path / f"{budget}.learner", method="ncm", budget=budget, prototype_dtype="float32",
+                           project="auto")
+                    for budget in ("450", "64KB"))
+    small.learn([paint("first", "blue", seed=1)])
+    large.learn([paint("second", "red", "green")])
+    had = large.learner.method.numbers
+    assert 0 < small.learner.method.numbers < had
+    assert main(["merge", str(small.path), str(large.path), "--out", str(tmp_path / "both.learner")]) == 0
+    few = Keeper(tmp_path / "both.learner").learner.method.numbers
+    assert few < had
+    assert f"Note: of {had:,} numbers of a feature vector {few:,} are kept" in capsys.readouterr().out
+    assert merge(large.path, large.path, tmp_path / "same.learner").cut is None
+
+
 def test_what_both_had_learned_is_told_and_other_networks_are_refused(
         tmp_path: Path, paint: Paint, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (frozen(tmp_path / f"{name}.learner") for name in "ab")

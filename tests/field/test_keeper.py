@@ -230,7 +230,7 @@ def test_pictures_and_names_that_were_nearly_there_before_are_told_once(keeper: 
     (photos / "red").rename(photos / "RED")
     alike, again = keeper.learn([photos]).notes
     assert alike == "'red' and 'RED' are 2 classes; give them one name if you mean one"
-    assert again.startswith("8 pictures learned before as 'red', and now as 'RED': ")
+    assert again.startswith("8 pictures learned before as 'red', and now as 'RED' too: ")
     assert not keeper.learn([paint("more", "red", each=1)]).notes, "what was said once is not said again"
 
 

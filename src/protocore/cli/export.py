@@ -25,8 +25,8 @@ def add_export(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     export.add_argument("learner", type=Path, metavar="X.learner", help="the file of a learner")
     export.add_argument("out", type=Path, metavar="X.onnx", help="the file to write")
-    export.add_argument("--int8", action="store_true", help="weights and activations in eight bits: a quarter of the "
-                        "size; what that costs is measured and told")
+    export.add_argument("--int8", action="store_true", help="weights and activations in eight bits: about half the "
+                        "size, more or less with the network; what that costs is measured and told")
     export.add_argument("--torch", dest="pt2", type=Path, metavar="OUT.pt2", help="write torch.export's program, too")
     export.add_argument("--pictures", type=Path, metavar="FOLDER", help="pictures to compare on, one folder a class "
                         "(default: those of the memory, and noise where it holds none)")

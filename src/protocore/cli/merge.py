@@ -14,7 +14,8 @@ def add_merge(commands: Any) -> None:
     merge = commands.add_parser(
         "merge", help="make one learner of two with the same frozen network",
         description="A new file with the classes of two learners, as two devices have learned them. Both must have the "
-        "same frozen network, method and settings; classes are matched by name, and both files stay as they are.")
+        "same frozen network, method and settings, the budget apart, which is the first one's; classes are matched by "
+        "name, and both files stay as they are.")
     for name in ("first", "second"):
         merge.add_argument(name, type=Path, metavar=name.upper(), help="a learner's file")
     merge.add_argument("--out", type=Path, required=True, metavar="LEARNER", help="the file to write")
@@ -32,6 +33,10 @@ def _merge(arguments: argparse.Namespace) -> int:
         return 0
     budget = f" of {format_bytes(merged.budget)}" if merged.budget else ""
     print(f"{merged.path}: {plural(len(merged.classes), 'class')}, {format_bytes(merged.kept)}{budget} kept")
+    if merged.cut:
+        left, had = merged.cut
+        print(f"Note: of {had:,} numbers of a feature vector {left:,} are kept: the fewer of both files, or what the "
+              "budget of the first has room for; `protocore test` tells what that costs")
     if merged.twice:
         named = ", ".join(f"{safe(name)} ({count})" for name, count in [*merged.twice.items()][:LISTED])
         print(f"Note: both had learned {plural(sum(merged.twice.values()), 'picture')}, which count double now: {named}"

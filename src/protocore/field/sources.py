@@ -213,8 +213,8 @@ def without_doubles(found: Gathered, known: Mapping[str, Collection[bytes]],
                 elsewhere.setdefault((other, picture.label), []).append(picture.path)
             pictures.append(picture)
             hashes.append(digest)
-    notes = [f"{plural(len(paths), 'picture')} learned before as {shown(other)}, and now as {shown(label)}: {paths[0]}"
-             + (", …" if len(paths) > 1 else "") for (other, label), paths in elsewhere.items()]
+    notes = [f"{plural(len(paths), 'picture')} learned before as {shown(other)}, and now as {shown(label)} too: "
+             + str(paths[0]) + (", …" if len(paths) > 1 else "") for (other, label), paths in elsewhere.items()]
     return Sorted(pictures, hashes, skipped, [*look_alikes({picture.label for picture in pictures}, known), *notes])
 
 
