@@ -86,7 +86,7 @@ class Allowance:
         parts = f" (exemplars {needed - rest:,}, everything else {rest:,})" if exemplars else ""
         with_them = f" with {plural(each, 'exemplar')} each" if exemplars else ""
         spc = f"; {classes} with --spc {fewer}" if fewer else ""
-        fit = f"{plural(fitting, 'class')} would fit, but not {shown(names[fitting])}" if fitting else "None would fit"
         raise BudgetError(
             f"--budget {budget:,} bytes cannot hold {plural(classes, 'class')}{with_them}: they take {needed:,} "
-            f"bytes{parts}. {fit}{spc}. {plural(classes, 'class')} need --budget {needed}")
+            f"bytes{parts}. {plural(fitting, 'class')} would fit, but not {shown(names[fitting])}{spc}. "
+            f"{plural(classes, 'class')} need --budget {needed}")
