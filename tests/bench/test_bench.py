@@ -208,6 +208,17 @@ def test_labels_say_what_sets_runs_apart() -> None:
     assert run_labels(mixed) == ["er spc 20 on digits", "er spc 20 on mnist"]
 
 
+def test_labels_say_what_was_chosen_and_what_follows_from_it_only_where_nothing_else_tells() -> None:
+    given = {"method": "protocore", "benchmark": "cifar100-10", "preset": "fast", "spc": 5}
+    plain, synthetic = made_up(**given), made_up(**given, exemplars="synthetic")
+    assert synthetic.settings["head"] == "cosine"  # which the preset has for synthetic ones
+    assert run_labels([plain, synthetic]) == ["protocore spc 5, vqgan:4",
+                                              "protocore spc 5, vqgan:4, exemplars synthetic"]
+    same = [dataclasses.replace(plain, options={**plain.options, "noise": noise},
+                                sources={**plain.sources, "noise": "preset fast"}) for noise in ("0", "0.5")]
+    assert run_labels(same) == ["protocore spc 5, vqgan:4, noise 0", "protocore spc 5, vqgan:4, noise 0.5"]
+
+
 def test_bounds_are_recognised() -> None:
     assert joint().saw_everything
     assert not made_up().saw_everything

@@ -81,6 +81,22 @@ def test_another_memory_of_the_same_bytes_is_not_said_to_need_less(tmp_path: Pat
         assert ("in the least bytes" in report(gather([folder])[0])) is said
 
 
+def test_an_option_that_an_older_version_did_not_have_makes_no_memory_of_its_own(tmp_path: Path, source: Path) -> None:
+    for size, old in ((2000, True), (9000, False)):
+        made = document(source, spc=size // 1000, bytes=size, A_T=60.0)
+        if old:
+            del made["options"]["replay"], made["options"]["follow"]
+        write(tmp_path, f"run-{size}", made)
+    other = document(source, spc=4, bytes=4000, A_T=50.0)
+    other["options"]["replay"] = "none"
+    write(tmp_path, "other", other)
+    (protocol,) = protocols(gather([tmp_path])[0])
+    lines = {}
+    for group in protocol.groups:
+        lines.setdefault(group.line, []).append(group.bytes())
+    assert sorted(map(sorted, lines.values())) == [[2000, 9000], [4000]]
+
+
 def test_runs_worse_than_chance_have_a_page(tmp_path: Path, source: Path) -> None:
     write(tmp_path, "low", document(source, method="er", spc=9, codec="pixels", bytes=2000, A_T=-40.0))
     runs, _ = gather([tmp_path])

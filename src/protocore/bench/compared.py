@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from protocore.bench.labels import run_labels
@@ -13,6 +13,7 @@ from protocore.config import plural
 from protocore.errors import DataError, UserError, printable
 from protocore.files import MOST_JSON, parse_json, read_bytes
 from protocore.memory.ledger import HEADER
+from protocore.methods import METHODS
 from protocore.runs.folder import BESIDE_THE_POINT
 from protocore.runs.result import RESULT, Result, result_of
 
@@ -277,7 +278,13 @@ def _names(results: list[Result]) -> list[str]:
 
 
 def _kind(r: Result) -> str:
-    values = {k: v for k, v in {**r.settings, **r.options}.items() if k not in (*BESIDE_THE_POINT, *OF_A_SEED)}
+    """What makes a run another one than that of another seed; an option that an older version did not have is as the
+    preset has it now."""
+    method = METHODS.get(r.method)
+    known = {} if method is None else {f.name: f.default for f in fields(method.Options)}
+    preset = {} if method is None else method.presets.get(r.settings.get("preset", "default"), {})
+    now = known | {k: v for k, v in preset.items() if k in known}
+    values = {k: v for k, v in {**now, **r.settings, **r.options}.items() if k not in (*BESIDE_THE_POINT, *OF_A_SEED)}
     return repr(sorted(values.items(), key=lambda item: item[0]))
 
 

@@ -39,15 +39,22 @@ def run_labels(results: Sequence[Configured], *, benchmarks: bool = False) -> li
     values = [{**r.settings, **r.options} for r in results]
     mixed = benchmarks or len({v["benchmark"] for v in values}) > 1
     names = [_method_and_size(v) + (f" on {v['benchmark']}" if mixed else "") for v in values]
-    labels = []
-    for name, own, result in zip(names, values, results, strict=True):
-        alike = [v for n, v in zip(names, values, strict=True) if n == name]
+    def said(k: int, *, chosen: bool) -> str:
+        own, alike = values[k], [v for n, v in zip(names, values, strict=True) if n == names[k]]
         aside = (*BESIDE_THE_POINT, *meaningless(METHODS.get(own["method"])))
-        said = [_word(k, v) for k, v in own.items()
-                if k not in aside and result.sources.get(k, "default") != "default"
-                and any(other.get(k) != v for other in alike)]
-        labels.append(", ".join([name, *said]))
-    return labels
+        return ", ".join([names[k], *(
+            _word(name, value) for name, value in own.items()
+            if name not in aside and (source := results[k].sources.get(name, "default")) != "default"
+            and (not chosen or _is_chosen(source)) and any(other.get(name) != value for other in alike))])
+
+    # What follows from a choice need not be said, unless runs of other choices look alike without it.
+    short = [said(k, chosen=True) for k in range(len(results))]
+    return [label if short.count(label) == 1 else said(k, chosen=False) for k, label in enumerate(short)]
+
+
+def _is_chosen(source: str) -> bool:
+    """Whether the user said it, as `Source.chosen` tells of one that was not read from a file."""
+    return source in ("flag", "--like") or source.startswith("--config ")
 
 
 def _method_and_size(values: Mapping[str, Any]) -> str:
