@@ -425,7 +425,8 @@ def main() -> None:
     blocks = {p.name: runs_table(p.name) for p in sorted((ROOT / "results").iterdir())
               if p.is_dir() and p.name != REPRODUCED}
     blocks["overhead"] = overhead_table()
-    special = {"cifar100-10-fast": fast_table, "cifar100-10-codecs": codec_runs_table,
+    special = {"cifar100-10-fast": fast_table, "cifar100-50-fast": fast_table,
+               "cifar100-10-codecs": codec_runs_table,
                "cifar100-10-starts": starts_table,
                "cifar100-10-parts": choices_table, "cifar100-10-looks": spaces_table,
                "photos": room_table, "cifar100-5": room_table}
